@@ -7,6 +7,8 @@ The same weights, the same prompts token for token and the same numbers of outpu
 server's own count has to confirm. All servers are loaded and asleep but for the one that is asked; every case of each
 round is put to all sides in turn, with a shared prefix that no cache has, and who begins changes. The floor is the same
 program in the language with a model of one layer of 32 channels: what scheduler, language and sockets take alone.
+The bound is the least time for the arithmetic of the model on this machine: every token once, common prefixes too, at
+the measured multiplications; or one reading of the weights for each token of a program's longest chain of outputs.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ramiform.bench import agents_programs as programs
 from ramiform.bench import peers_engines as engines
 from ramiform.bench.agents_programs import AGENTS, Agent, Made, Task
 from ramiform.bench.harness import Out, command, median_ratio, numbers, table, write
+from ramiform.bench.limits import Work, measure_machine
 from ramiform.bench.peers_checkpoint import make_checkpoint
 from ramiform.bench.random_models import tiny_llama
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
@@ -72,11 +75,16 @@ def in_language(engine: engines.Engine) -> Ask:
     return lambda agent, tasks: programs.run_in_language(agent.language, tasks, backend)
 
 
-def over_http(engine: engines.Engine, dialect: programs.Dialect, tokenizer: Tokenizer) -> Ask:
+def over_http(
+    engine: engines.Engine, dialect: programs.Dialect, tokenizer: Tokenizer, sequences: list[list[int]]
+) -> Ask:
+    """Return a way to run programs over HTTP, which replaces `sequences` by the tokens of its latest run."""
     name = engine.model
 
     def ask(agent: Agent, tasks: list[Task]) -> Callable[[], list[Made]]:
-        made = programs.run_over_http(agent.http, tasks, programs.HttpModel(engine.url, name, dialect, tokenizer))
+        sequences.clear()
+        model = programs.HttpModel(engine.url, name, dialect, tokenizer, sequences)
+        made = programs.run_over_http(agent.http, tasks, model)
         return lambda: made
 
     return ask
@@ -114,8 +122,11 @@ def _share_in_common(mine: Run, other: Run) -> float:
     return (ours & theirs).total() / ours.total()
 
 
-def row(case: str, rounds: Sequence[dict[str, Run]], same: str) -> dict[str, Any]:
-    """Medians of seconds, and medians of the rounds' ratios; above 1 the language is faster."""
+def row(case: str, rounds: Sequence[dict[str, Run]], same: str, bound: float | None) -> dict[str, Any]:
+    """Medians of seconds, and medians of the rounds' ratios; above 1 the language is faster.
+
+    `bound` is the least time for the model's arithmetic, in seconds.
+    """
 
     def ratio(above: str, below: str) -> str:
         if above not in rounds[0]:
@@ -129,9 +140,11 @@ def row(case: str, rounds: Sequence[dict[str, Run]], same: str) -> dict[str, Any
         "vLLM / our HTTP": ratio(VLLM, OWN_HTTP),
         "our HTTP / language": ratio(OWN_HTTP, LANGUAGE),
         "floor's share": ratio(FLOOR, LANGUAGE),
-        "same outputs": same,
     }
-    return result
+    if bound is not None:
+        language = statistics.median(r[LANGUAGE].seconds for r in rounds)
+        result |= {"bound, s": f"{bound:.3g}", "bound's share": f"{bound / language:.2f}"}
+    return result | {"same outputs": same}
 
 
 def cost_row(case: str, rounds: Sequence[dict[str, Run]]) -> dict[str, Any]:
@@ -187,15 +200,19 @@ def main(
             print(f"{log} answers", file=sys.stderr)
             return engine
 
+        torch_dtype = getattr(torch, dtype)
+        work = Work.of(folder, next(folder.glob("*.safetensors")), torch_dtype)
+        machine = measure_machine(torch_dtype)
+        sequences: list[list[int]] = []
         launches: list[engines.Launch] = []
         ports = [engines.free_port() for _ in range(3)]
         ours = start(engines.ramiform(folder, dtype, ports[0]), ports[0], LANGUAGE)
         sides = [Side(LANGUAGE, ours, in_language(ours))]
         if own_http:
-            sides.append(Side(OWN_HTTP, ours, over_http(ours, "ramiform", tokenizer)))
+            sides.append(Side(OWN_HTTP, ours, over_http(ours, "ramiform", tokenizer, sequences)))
         if vllm is not None:
             theirs = start(engines.vllm(vllm, folder, dtype, ports[1]), ports[1], VLLM)
-            sides.append(Side(VLLM, theirs, over_http(theirs, "vllm", tokenizer)))
+            sides.append(Side(VLLM, theirs, over_http(theirs, "vllm", tokenizer, sequences)))
         if floor:
             tiny = make_floor(Path(scratch) / "floor", folder / "tokenizer.json", tokenizer.get_vocab_size())
             least = start(engines.ramiform(tiny, "float32", ports[2]), ports[2], FLOOR)
@@ -223,13 +240,16 @@ def main(
                         same.append(check(agent, by_side))
                         done.append({side.name: by_side[side.name] for side in sides})
                     common = f"{min(same):.0%}" if agent.greedy else "sampled"
-                    times.append(row(case, done, common))
+                    num_outputs = done[0][LANGUAGE].counts[2]
+                    bound = work.least_seconds_of(sequences, num_outputs, agent.num_serial, machine)
+                    times.append(row(case, done, common, bound if sequences else None))
                     costs.append(cost_row(case, done))
         parts = [
             f"# Agents' programs: {'0.5B random weights' if half_billion else 'the model that ships'}, {dtype}, "
             f"medians of {rounds}",
             command(),
             table(times),
+            str(machine) + ".",
             "Processor milliseconds a generated token, of the server and of the client:",
             table(costs),
             "\n".join(f"- {launch.name} {launch.version}: `{launch.flags}`" for launch in launches),

@@ -142,12 +142,16 @@ def _generation(state: ProgramState, name: str) -> Generation:
 
 @dataclass(eq=False)
 class HttpModel:
-    """A server, by connections that are kept. Prompts are token ids, answers are not streamed."""
+    """A server, by connections that are kept. Prompts are token ids, answers are not streamed.
+
+    `sequences` collects the tokens that were asked for and generated: each prompt with each of its outputs.
+    """
 
     url: str
     name: str
     dialect: Dialect
     tokenizer: Tokenizer
+    sequences: list[list[int]] = field(default_factory=list)
     _idle: list[RawClient] = field(default_factory=list)
 
     async def complete(
@@ -159,7 +163,9 @@ class HttpModel:
         self._idle.append(client)
         if status != 200:
             raise RuntimeError(f"{self.url}: {status} {answer[:300]!r}")
-        return self._read(answer)
+        generation, texts = self._read(answer)
+        self.sequences += [[*ids, *output] for output in generation.outputs]
+        return generation, texts
 
     def _request(self, ids: list[int], max_tokens: int, n: int, temperature: float) -> tuple[str, dict[str, Any]]:
         sampling = {"n": n, "temperature": temperature, "ignore_eos": True}
@@ -301,11 +307,15 @@ def run_over_http(program: OverHttp, tasks: Sequence[Task], model: HttpModel) ->
 
 @dataclass(frozen=True)
 class Agent:
-    """A program both ways; its question and each of its parts have so many words."""
+    """A program both ways; its question and each of its parts have so many words.
+
+    `num_serial` counts the output tokens of its longest chain, where each needs the one before.
+    """
 
     name: str
     language: Program
     http: OverHttp
+    num_serial: int
     question_words: int
     num_parts: int
     part_words: int
@@ -313,11 +323,11 @@ class Agent:
 
 
 AGENTS = [
-    Agent("ReAct", react, react_http, 32, 6, 32),
-    Agent("tree of thought", tree_of_thought, tree_of_thought_http, 48, 4, 8),
-    Agent("judge", judge, judge_http, 320, 4, 24),
-    Agent("self-consistency", self_consistency, self_consistency_http, 48, 0, 0, greedy=False),
-    Agent("map-reduce", map_reduce, map_reduce_http, 24, 6, 80),
+    Agent("ReAct", react, react_http, 7 * 24, 32, 6, 32),
+    Agent("tree of thought", tree_of_thought, tree_of_thought_http, DEPTH * 26 + 24, 48, 4, 8),
+    Agent("judge", judge, judge_http, 24 + 16, 320, 4, 24),
+    Agent("self-consistency", self_consistency, self_consistency_http, 24, 48, 0, 0, greedy=False),
+    Agent("map-reduce", map_reduce, map_reduce_http, 16 + 24, 24, 6, 80),
 ]
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from threading import Barrier
 
@@ -56,7 +57,7 @@ class Work:
 
     @classmethod
     def of(cls, folder: Path, weights: Path, dtype: torch.dtype) -> Work:
-        """Return the work of a dense Qwen2 with a tied head. `weights` is the file that is served."""
+        """Return the work of a dense Qwen2 or Llama with a tied head. `weights` is the file that is served."""
         config = transformers.AutoConfig.from_pretrained(folder)
         E, layers = config.hidden_size, config.num_hidden_layers
         D = E // config.num_attention_heads
@@ -86,6 +87,18 @@ class Work:
             num_bytes = self.weight_bytes + self.kv_bytes * (shared + N * (length - shared))
             seconds += max(flops / machine.flops, num_bytes / machine.read)
         return seconds
+
+    def least_seconds_of(
+        self, sequences: Sequence[list[int]], num_outputs: int, num_serial: int, machine: Machine
+    ) -> float:
+        """Return the least time to compute token sequences, each common prefix once, of which `num_outputs` tokens
+        are sampled. Each of the `num_serial` tokens of a chain needs a step that reads the weights."""
+        flops, before = 2 * self.head * num_outputs, list[int]()
+        for tokens in sorted(sequences):
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
+            flops += sum(2 * self.layers + self.attention * (first + 1) for first in range(common, len(tokens)))
+            before = tokens
+        return max(flops / machine.flops, num_serial * self.weight_bytes / machine.read)
 
     def limit(self, scenario: Scenario, machine: Machine) -> Run:
         """Return the run that would meet the limits."""

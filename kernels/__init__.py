@@ -23,7 +23,7 @@ from .arguments import (
 )
 from .dispatch import KernelsName, for_device, quantised_products
 from .kv_cache import KvCache
-from .ops import Attention, Ops
+from .ops import Attention, LatentArgs, Ops
 from .reference.attention import paged_attention, store_kv
 from .reference.attention_layout import AttentionLayout, attention_layout
 from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
@@ -49,6 +49,7 @@ __all__ = [
     "GroupRouting",
     "KernelsName",
     "KvCache",
+    "LatentArgs",
     "Ops",
     "PenaltyTensors",
     "QueryTensors",

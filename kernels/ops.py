@@ -9,7 +9,7 @@ V vocabulary, W mask words, N experts, C experts of a token, P = T * C pairs of 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -39,6 +39,18 @@ class Attention(Protocol):
         2023).
         """
         ...
+
+
+class LatentArgs(NamedTuple):
+    """Arguments of `Ops.attend_latents`."""
+
+    attention: Attention
+    matrices: Any  # `cpu.latent_attention.LatentMatrices`
+    scale: float
+    norm_C: torch.Tensor  # of latents
+    eps: float
+    rope: RopeAndStoreArgs
+    interleaved: bool  # as of `store_latent`
 
 
 class Ops(Protocol):
@@ -90,6 +102,18 @@ class Ops(Protocol):
         R]; write latents, with the rotated key behind, to the cache.
 
         `interleaved` heads pair the dimensions (2i, 2i + 1); rotated ones are in the order of their pairs' halves.
+        """
+        ...
+
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
+        """Return latent attention, [T, H * V], in whichever form takes less; None: these ops have no loops for it, and
+        the model calls `store_latent` and multiplies by its matrices itself.
+
+        A row of `q_TY` begins with the queries of all heads, before rotation and absorption; a row of `first_TX` ends
+        with the latent, before its norm, and the part of the key to be rotated. Queries are rotated in place, latents
+        written to the cache.
         """
         ...
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -426,22 +427,24 @@ class CompiledAttention:
 
     plan: AttentionPlan
     cap: float = 0.0
+    forms: dict[Any, Any] = field(default_factory=dict)  # of latent attention, by its sizes
     _plans: dict[int, AttentionPlan] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._plans[self.plan.group] = self.plan
+    def plan_of(self, group: int) -> AttentionPlan:
+        """Return the plan for a number of query heads for each key/value head."""
+        if group not in self._plans:  # a slice of the query heads of one key/value head
+            self._plans[group] = self.plan if group == self.plan.group else self.plan.with_group(group)
+        return self._plans[group]
 
     def attend(
         self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
     ) -> torch.Tensor:
         T, H, D = q_THD.shape
         group = H // kv.k_SKD.shape[1]
-        if group not in self._plans:  # a slice of the query heads of one key/value head
-            self._plans[group] = self.plan.with_group(group)
         if q_THD.stride()[1:] != (D, 1):
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((T, H, D), dtype=q_THD.dtype)
-        array, descriptor = self._plans[group].array, kv_descriptor(kv, q_THD.dtype)
+        array, descriptor = self.plan_of(group).array, kv_descriptor(kv, q_THD.dtype)
         count = num_tasks(array, descriptor)
         threads = num_threads() if array[COST] * kv.k_SKD.shape[1] * D > _MIN_WORK else 1
         # Few rows of one key head, as with latents, are fewer tasks than threads: each gets some of the query heads.
@@ -450,9 +453,7 @@ class CompiledAttention:
             parts = next(number for number in range(threads, 0, -1) if group % number == 0)
         if parts > 1:
             group //= parts
-            if group not in self._plans:
-                self._plans[group] = self.plan.with_group(group)
-            array = self._plans[group].array
+            array = self.plan_of(group).array
             count = num_tasks(array, descriptor)
         step, part_bytes = max(1, min(threads // parts, count)), group * D * q_THD.element_size()
 

@@ -30,18 +30,22 @@ from .attention import (
 )
 from .attention_inner import address_of, pointer_to
 from .bfloat16 import narrow, widen
-from .block_parts import GELU_TANH, normalise, normalise_together
 from .compiled import Floats, Ints, compiled
+from .experts import GATES_UPS, OWN_MEMORY, add_mixture
+from .experts import NUM_PHASES as MIXTURE_PHASES
+from .layers import GELU_TANH, normalise, normalise_together
 from .shared_phases import claim, complete, wait
 from .step_products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
 
 Bytes = NDArray[np.uint8]
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
-QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
+# GATE_UP and DOWN of a layer with a mixture are the shared expert's, and EXPERTS the words of `experts`.
+QKV, OUTPUT, GATE_UP, DOWN, OTHERS, ROUTER, EXPERTS, NUM_FIELDS = range(8)
 # Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
+PER_HEAD, ALL_HEADS, AFTER_ROPE = range(3)  # kinds of QK_NORM
 PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which angles, and which slots
 (
     _CAPTURE,
@@ -63,8 +67,9 @@ PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which
     _INNER_O,
     _INNER_GATE_UP,
     _INNER_DOWN,
-    PHASES_PER_LAYER,
+    _MIXTURE,
 ) = range(20)
+PHASES_PER_LAYER = _MIXTURE + MIXTURE_PHASES
 _FINAL_NORM, _HEAD, HEAD_PHASES = range(3)  # behind those of the layers
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
 
@@ -103,15 +108,14 @@ def _add_normed(
 
 
 @compiled(
-    "void(float32[:,::1], int64, int64, int64, boolean, int64[::1], float32, float32[:,::1], float32[:,::1],"
-    " int64[::1])"
+    "void(float32[:,::1], int64, int64, int64, int64, int64[::1], float32, float32[:,::1], float32[:,::1], int64[::1])"
 )
 def _rotate_rows(
     qkv_TC: Floats,
     first: int,
     end: int,
     qk_norm: int,
-    norms_all_heads: bool,
+    norm_kind: int,
     kv: Ints,
     eps: float,
     cos_TD: Floats,
@@ -121,7 +125,7 @@ def _rotate_rows(
     """Rotate the queries of the rows [first, end) in place; write rotated keys, and values, to the tokens' slots.
 
     `qk_norm` is the address of the weights of the norm of each head of queries and keys before the rotation, or with
-    `norms_all_heads` of all heads of each together; 0: none.
+    ALL_HEADS of all heads of each together; 0: none. With AFTER_ROPE the factors [D] of rotated queries follow them.
     The first half of the sines is negated already.
     """
     K, D, stride, dtype = kv[KV_HEADS], kv[HEAD_SIZE], kv[STRIDE], kv[DTYPE]
@@ -130,12 +134,12 @@ def _rotate_rows(
     for t in range(first, end):
         slot = slots_T[t] * stride
         cos_D, sin_D = cos_TD[t], sin_TD[t]
-        if qk_norm != 0 and norms_all_heads:
+        if qk_norm != 0 and norm_kind == ALL_HEADS:
             normalise_together(qkv_TC[t, : H * D], qk_norm, eps)
             normalise_together(qkv_TC[t, H * D : (H + K) * D], qk_norm + 4 * H * D, eps)
         for head in range(H + K):
             x_D = qkv_TC[t, head * D : (head + 1) * D]
-            if qk_norm != 0 and not norms_all_heads:
+            if qk_norm != 0 and norm_kind != ALL_HEADS:
                 weight_D = carray(_floats(qk_norm + 4 * head * D), (D,))
                 total = np.float32(0)
                 for d in range(D):
@@ -147,6 +151,10 @@ def _rotate_rows(
                 low, high = x_D[d], x_D[d + half]
                 x_D[d] = low * cos_D[d] + high * sin_D[d]
                 x_D[d + half] = high * cos_D[d + half] + low * sin_D[d + half]
+            if qk_norm != 0 and norm_kind == AFTER_ROPE and head < H:
+                factor_D = carray(_floats(qk_norm + 4 * (H + K) * D), (D,))
+                for d in range(D):
+                    x_D[d] *= factor_D[d]
         keys, values = H * D, (H + K) * D
         if dtype == FLOAT32:
             k, v = carray(_floats(kv[KEYS] + 4 * slot), (K * D,)), carray(_floats(kv[VALUES] + 4 * slot), (K * D,))
@@ -168,15 +176,16 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
 
 
 @compiled(
-    "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
-    " float32, float32, float32, int64, boolean, boolean, boolean, boolean, float32[:,:,::1], float32[:,:,::1],"
+    "void(int64[::1], int64, int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
+    " float32, float32, float32, int64, boolean, boolean, boolean, int64, float32[:,:,::1], float32[:,:,::1],"
     " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
     " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
-    " int64[::1], int64, boolean, float32[:,::1])"
+    " int64[::1], int64, boolean, float32[:,::1], int64[::1], float32[::1], float32[::1])"
 )
 def decoder_layers(
     phases: Ints,
+    thread: int,
     num_threads: int,
     x_TE: Floats,
     layers_LFW: Ints,
@@ -191,7 +200,7 @@ def decoder_layers(
     is_gated: bool,
     is_layer_norm: bool,
     is_parallel: bool,
-    norms_all_heads: bool,
+    qk_norm_kind: int,
     cos_PTD: Floats,
     sin_PTD: Floats,
     slots_ST: Ints,
@@ -216,14 +225,17 @@ def decoder_layers(
     final_norm: int,
     rounds_stream: bool,
     logits_OV: Floats,
+    mixture: Ints,
+    mixture_factors: Floats,
+    query_scales_T: Floats,
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
-    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L + HEAD_PHASES phases. `layers_LFW`
-    are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of
-    `AttentionPlan`.
+    Every thread calls it with the same arguments, but for `thread`, its number. `phases` has PHASES_PER_LAYER * L +
+    HEAD_PHASES phases. `layers_LFW` are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and
+    `window_plan` arrays of `AttentionPlan`.
     `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
-    multiplied by `residual_scale`. `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
+    multiplied by `residual_scale`. `qk_norm_kind` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
     attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
     them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
@@ -235,21 +247,22 @@ def decoder_layers(
 
     `head_W` is the descriptor of the head, empty for none, and `final_norm` the address of the weights of the RMS norm
     before it. Its products are written to `logits_OV`, of the wanted tokens with `select`, else of all.
-    `rounds_stream` rounds what the norm reads to bfloat16.
+    `rounds_stream` rounds what the norm reads to bfloat16. `mixture` and `mixture_factors` are numbers of `experts`.
+    `query_scales_T` are factors of queries in layers with the second rope, empty for none.
     """
     L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_RC.shape[1], out_RA.shape[1]
     none, alone = np.float32(0), T <= _FEW
     if alone:
         normed_RE, prepared = np.empty_like(normed_RE), np.empty_like(prepared)
     qkv_TC, out_TA, normed_TE, y_TE = qkv_RC[:T], out_RA[:T], normed_RE[:T], y_RE[:T]
-    gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
     size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
     scratch = np.empty(size // 2 + 1, dtype=np.int64)
     queries, outputs = address_of(qkv_TC), address_of(out_TA)
+    own_inputs = np.empty(mixture[OWN_MEMORY] if alone and len(mixture) > 0 else 0, dtype=np.uint8)
     tokens_N, ends_A = tokens_2N[0], ends_2A[0]
     for layer in range(L):
         qkv_W, o_W, gate_up_W = layers_LFW[layer, QKV], layers_LFW[layer, OUTPUT], layers_LFW[layer, GATE_UP]
-        down_W, others_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS]
+        down_W, others_W, experts_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS], layers_LFW[layer, EXPERTS]
         kv, phase = kv_LX[layer], layer * PHASES_PER_LAYER
         if capture_of_L[layer] >= 0:
             if claim(phases, phase + _CAPTURE, 1) == 0:
@@ -264,7 +277,7 @@ def decoder_layers(
         own_AW = adapters_LPAW[layer, QKV]
         multiply_adapters(phases, phase + _INNER_QKV, num_threads, source_TE, own_AW, tokens_N, ends_A, 3, inner_NR)
         multiply(
-            phases, phase + _QKV, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none,
+            phases, phase + _QKV, thread, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none,
             inner_NR, own_AW, tokens_N, ends_A, sizes_PS[QKV],
         )  # fmt: skip
         parts = num_parts(T, num_threads)
@@ -275,7 +288,11 @@ def decoder_layers(
             first, end = T * part // parts, T * (part + 1) // parts
             cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
             slots_T = slots_ST[others_W[SLOTS]]
-            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], norms_all_heads, kv, eps, cos_TD, sin_TD, slots_T)
+            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], qk_norm_kind, kv, eps, cos_TD, sin_TD, slots_T)
+            if others_W[ROPE] != 0 and len(query_scales_T) > 0:
+                for t in range(first, end):
+                    for c in range(A):
+                        qkv_TC[t, c] *= query_scales_T[t]
             complete(phases, phase + _ROTATE, parts)
         wait(phases, phase + _ROTATE, parts)
 
@@ -303,9 +320,10 @@ def decoder_layers(
                 complete(phases, phase + _SELECT, 1)
             wait(phases, phase + _SELECT, 1)
             x_TE, out_TA, normed_TE, y_TE = last_OE, selected_OA, normed_RE[:T], y_RE[:T]
-            gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
             tokens_N, ends_A = tokens_2N[1], ends_2A[1]
 
+        gate_up_TJ = gate_up_RJ.reshape(-1)[: T * gate_up_W[1]].reshape((T, gate_up_W[1]))
+        gated_TI = gated_RI.reshape(-1)[: T * down_W[2]].reshape((T, down_W[2]))
         for turn in range(2):
             if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
                 prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
@@ -314,7 +332,7 @@ def decoder_layers(
                 own_AW = adapters_LPAW[layer, OUTPUT]
                 multiply_adapters(phases, phase + _INNER_O, num_threads, out_TA, own_AW, tokens_N, ends_A, 1, inner_NR)
                 multiply(
-                    phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor,
+                    phases, phase + _O, thread, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[OUTPUT],
                 )  # fmt: skip
                 if norm != 0:
@@ -324,6 +342,13 @@ def decoder_layers(
                     )  # fmt: skip
                 continue
             norm = others_W[POST_NORM]
+            if experts_W[GATES_UPS] != 0:
+                add_mixture(
+                    phases, phase + _MIXTURE, num_threads, alone, address_of(own_inputs), layers_LFW[layer, ROUTER],
+                    experts_W, gate_up_W, down_W, mixture, mixture_factors, x_TE, norm, eps, is_layer_norm,
+                    residual_scale, normed_TE, y_TE, gate_up_TJ, gated_TI, prepared,
+                )  # fmt: skip
+                continue
             prepare(
                 phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE,
                 prepared,
@@ -335,22 +360,24 @@ def decoder_layers(
             )
             if is_gated:
                 multiply_gate_up(
-                    phases, phase + _GATE_UP, phase + _ACTIVATE, num_threads, gate_up_W, source_TE, prepared,
+                    phases, phase + _GATE_UP, phase + _ACTIVATE, thread, num_threads, gate_up_W, source_TE, prepared,
                     gate_up_TJ, gated_TI, activation == GELU_TANH,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
                 )  # fmt: skip
             else:
                 multiply_up(
-                    phases, phase + _GATE_UP, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation,
+                    phases, phase + _GATE_UP, thread, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
                 )  # fmt: skip
+        if experts_W[GATES_UPS] != 0:
+            continue
         prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared)
         norm = others_W[MLP_OUT_NORM]
         factor = residual_scale if norm == 0 else none
         own_AW = adapters_LPAW[layer, DOWN]
         multiply_adapters(phases, phase + _INNER_DOWN, num_threads, gated_TI, own_AW, tokens_N, ends_A, 1, inner_NR)
         multiply(
-            phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor,
+            phases, phase + _DOWN, thread, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor,
             inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
         )  # fmt: skip
         if norm != 0:
@@ -368,6 +395,6 @@ def decoder_layers(
     )  # fmt: skip
     own_AW = adapters_LPAW[0, DOWN, :0]
     multiply(
-        phases, phase + _HEAD, num_threads, head_W, normed_TE, prepared, logits_OV, logits_OV, none,
+        phases, phase + _HEAD, thread, num_threads, head_W, normed_TE, prepared, logits_OV, logits_OV, none,
         inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
     )  # fmt: skip

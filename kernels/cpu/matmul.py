@@ -28,8 +28,20 @@ from .attention_inner import pointer_to
 from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
-from .large_inputs import LARGE_RATIO, add_large_inputs, list_bytes, set_apart
-from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, BLOCKS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
+from .packed_matrix import (
+    BFLOAT16,
+    BFLOAT16_ROWS,
+    BLOCKS,
+    FLOAT32,
+    INT4,
+    INT8,
+    LARGE_RATIO,
+    WIDTH,
+    PackedMatrix,
+    add_large_inputs,
+    list_bytes,
+    set_apart,
+)
 from .thread_pool import num_threads, run_tasks
 from .tile import PREFETCH_BYTES
 from .tile_kernels import tile_kernels
@@ -54,7 +66,8 @@ _multiply_tile = tile_kernels(
     },
 )
 
-_FEW_ROWS = 64  # up to here a panel is read once, all steps at a time
+FEW_ROWS = 64  # up to here a panel is read once
+_FEW_ROWS_BYTES = 128 << 10  # of a block of weights: twice as much stays in the second cache
 _BLOCK_ROWS, _BLOCK_INPUTS, _BLOCK_BFLOAT16_INPUTS = (192, 1024, 2048) if HOST.lanes == 16 else (96, 512, 2048)
 _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
@@ -278,68 +291,73 @@ def _multiply_panels(
                 )
             begin = end
         return
-    scale_bytes, base_bytes = 0, 0
+    scale_bytes, base_bytes, lanes = 0, 0, 1  # 32-bit lanes of an output in a step
     if kind < INT8:
         most_rows, block_rows, per_step = _MOST_ROWS, _BLOCK_ROWS, 1 if kind == FLOAT32 else 2
         steps = (C + per_step - 1) // per_step
-        panel_bytes = steps * WIDTH * 4
         block_steps = _BLOCK_INPUTS if kind == FLOAT32 else _BLOCK_BFLOAT16_INPUTS // per_step
     else:
         most_rows, block_rows = _MOST_INT4_ROWS if kind == INT4 else _MOST_INT8_ROWS, _INTEGER_BLOCK_ROWS
         steps, block_steps = (C + group - 1) // group, max(1, _INTEGER_BLOCK_INPUTS // group)
-        panel_bytes = steps * group * WIDTH // (2 if kind == INT4 else 1)
+        lanes = group // (8 if kind == INT4 else 4)
         scale_bytes = WIDTH * (4 if kind == INT8 else 4 + 2 * steps)
         base_bytes = WIDTH * 2 * steps
-    if T <= _FEW_ROWS:
-        block_rows, block_steps = _FEW_ROWS, steps
-    wide = 1
+    lane_bytes, wide = WIDTH * 4, 1
+    panel_bytes = steps * lanes * lane_bytes
     if kind < INT8 and T <= _WIDE_ROWS:
         wide = _PANELS_1 if T == 1 else _PANELS_2
+    together, next_bytes = max(1, last_panel - first_panel), panel_bytes
+    if T <= FEW_ROWS:
+        block_rows, block_steps, together = FEW_ROWS, steps, wide
+        if most_rows < T:  # each block's weights are fetched while the one before is multiplied
+            block_steps = -(-steps // -(-panel_bytes // _FEW_ROWS_BYTES))
+            next_bytes = block_steps * lanes * lane_bytes
     for first_row in range(0, T, block_rows):
         last_row = min(first_row + block_rows, T)
-        for begin in range(0, steps, block_steps):
-            end = min(begin + block_steps, steps)
-            panel = first_panel
-            while panel < last_panel:
-                count = wide if panel + wide <= last_panel else 1
-                row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
-                ahead = codes + panel * panel_bytes + begin * WIDTH * 4
-                ahead_bytes, piece = WIDTH * 4, 0
-                if num_tiles == 1:
-                    ahead += PREFETCH_BYTES
-                else:  # the tiles share the weights that come after theirs
-                    ahead += panel_bytes
-                    ahead_bytes = _AHEAD_LINES * 64
-                    piece = (end - begin) * ahead_bytes
-                pieces = WIDTH * 4 // ahead_bytes  # of the weights that come next
-                for blocks in range(num_tiles, 0, -1):
-                    rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
-                    _multiply_tile(
-                        kind,
-                        rows - 1 + (0 if count == 1 else _MOST_ROWS),
-                        codes + panel * panel_bytes,
-                        panel_bytes,
-                        scales + panel * scale_bytes,
-                        bases + panel * base_bytes,
-                        bias + panel * WIDTH * 4,
-                        x + row * x_bytes,
-                        x_bytes,
-                        y + row * y_bytes + panel * WIDTH * 4,
-                        y_bytes,
-                        begin,
-                        end,
-                        steps,
-                        group,
-                        N - panel * WIDTH,
-                        ahead - begin * ahead_bytes,
-                        ahead_bytes,
-                    )
-                    row += rows
-                    ahead += piece
-                    pieces -= 1
-                    if pieces <= 0:  # all is fetched: the others ask for what is there
-                        ahead, ahead_bytes, piece = codes + panel * panel_bytes, 0, 0
-                panel += count
+        for group_panel in range(first_panel, last_panel, together):
+            for begin in range(0, steps, block_steps):
+                end = min(begin + block_steps, steps)
+                panel = group_panel
+                while panel < min(group_panel + together, last_panel):
+                    count = wide if panel + wide <= last_panel else 1
+                    row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
+                    ahead = codes + panel * panel_bytes + begin * lanes * lane_bytes
+                    ahead_bytes, piece = lane_bytes, 0
+                    if num_tiles == 1:
+                        ahead += PREFETCH_BYTES
+                    else:  # the tiles share the weights that come after theirs
+                        ahead += next_bytes
+                        ahead_bytes = _AHEAD_LINES * 64
+                        piece = (end - begin) * lanes * ahead_bytes
+                    pieces = lane_bytes // ahead_bytes  # of the weights that come next
+                    for blocks in range(num_tiles, 0, -1):
+                        rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
+                        _multiply_tile(
+                            kind,
+                            rows - 1 + (0 if count == 1 else _MOST_ROWS),
+                            codes + panel * panel_bytes,
+                            panel_bytes,
+                            scales + panel * scale_bytes,
+                            bases + panel * base_bytes,
+                            bias + panel * WIDTH * 4,
+                            x + row * x_bytes,
+                            x_bytes,
+                            y + row * y_bytes + panel * WIDTH * 4,
+                            y_bytes,
+                            begin,
+                            end,
+                            steps,
+                            group,
+                            N - panel * WIDTH,
+                            ahead - begin * lanes * ahead_bytes,
+                            ahead_bytes,
+                        )
+                        row += rows
+                        ahead += piece
+                        pieces -= 1
+                        if pieces <= 0:  # all is fetched: the others ask for what is there
+                            ahead, ahead_bytes, piece = codes + panel * panel_bytes, 0, 0
+                    panel += count
 
 
 @compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
@@ -382,6 +400,20 @@ def multiply_panels(
             first_panel,
             last_panel,
         )
+
+
+@compiled("void(int64[::1], int64, int64, int64, int64, int64, int64, int64)")
+def multiply_some(
+    descriptor: Ints, first_panel: int, end_panel: int, x: int, x_bytes: int, T: int, y: int, stride: int
+) -> None:
+    """Write the products of T rows with some panels of floats. `x` is the address of the rows, prepared as the format
+    wants them, `x_bytes` from one to the next; `y` is that of the products, `stride` numbers from row to row, of which
+    the panels may fill all."""
+    steps = descriptor[2] if descriptor[0] == FLOAT32 else (descriptor[2] + 1) // 2
+    codes, bias = descriptor[4] + first_panel * steps * WIDTH * 4, descriptor[7] + first_panel * WIDTH * 4
+    _multiply_panels(
+        descriptor[0], stride, descriptor[2], 0, codes, 0, 0, bias, x, x_bytes, T, y, 0, end_panel - first_panel
+    )
 
 
 @compiled("void(int64[::1], float32[:,::1], float32[:,::1])")

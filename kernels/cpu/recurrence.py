@@ -13,7 +13,7 @@ among `saves_M2`: the state after so many tokens of the row goes to this slot, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from .compiled import Floats, Ints, compiled, exp
 from .thread_pool import num_threads, run_tasks
 
 _MIN_SHARED_WORK = 1 << 22  # multiplications of a step's recurrence from which on waking a second thread pays
+_LANES = 64  # numbers that a vectorised loop computes at once; those behind the last whole ones differ in their bits
 _L2_EPS = np.float32(1e-6)  # of the lengths of queries and keys of gated delta nets
 
 
@@ -232,6 +233,89 @@ def advance(
                         out_V[v] += skip_H[h] * v_V[v]
 
 
+@compiled("float32(float32)")
+def _vectorised_softplus(x: np.float32) -> np.float32:
+    """Return log(1 + e^x): of a number in (0, 1] log(1 + y) is twice the area tangent of y / (2 + y), by its series."""
+    small = exp(-abs(x))
+    s = small / (np.float32(2) + small)
+    square = s * s
+    series = square * np.float32(1 / 13) + np.float32(1 / 11)
+    series = series * square + np.float32(1 / 9)
+    series = series * square + np.float32(1 / 7)
+    series = series * square + np.float32(1 / 5)
+    series = series * square + np.float32(1 / 3)
+    return max(x, np.float32(0)) + np.float32(2) * s * (series * square + np.float32(1))
+
+
+@compiled(
+    *for_float32_and_bfloat16(
+        "void(int64, int64, int64[:,::1], int64[:,::1], {}[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
+        " float32[:,::1], float32[::1], float32[::1], float32[:,:,:,::1], {}[:,::1])"
+    )
+)
+def select_and_advance(
+    first: int,
+    end: int,
+    rows_R5: Ints,
+    saves_M2: Ints,
+    projected_TJ: FloatArray,
+    x_TV: Floats,
+    step_TV: Floats,
+    selected_TJ: Floats,
+    log_decay_KV: Floats,
+    step_bias_V: Floats,
+    skip_V: Floats,
+    state_SHKV: Floats,
+    out_TV: FloatArray,
+) -> None:
+    """Advance the channels [first, end) of Mamba1's states by all tokens, and write the gated outputs.
+
+    The gate's inputs are those of `projected_TJ` behind the channels; `selected_TJ` ends in keys, then queries.
+    """
+    K, V, J, size = len(log_decay_KV), x_TV.shape[1], selected_TJ.shape[1], end - first
+    own_KV, rate_KV = np.empty((K, size), np.float32), np.empty((K, size), np.float32)
+    step_V, d_V, sum_V = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    own_bias_V, own_skip_V = step_bias_V[first:end], skip_V[first:end]
+    for k in range(K):
+        for v in range(size):
+            rate_KV[k, v] = -np.exp(log_decay_KV[k, first + v])
+    for r in range(len(rows_R5)):
+        start, stop, source = rows_R5[r, 0], rows_R5[r, 1], rows_R5[r, 2]
+        save, end_save = rows_R5[r, 3], rows_R5[r, 4]
+        in_place = (
+            source >= 0 and end_save == save + 1 and saves_M2[save, 1] == source and saves_M2[save, 0] == stop - start
+        )
+        if not in_place:
+            for k in range(K):
+                for v in range(size):
+                    own_KV[k, v] = state_SHKV[source, 0, k, first + v] if source >= 0 else np.float32(0)
+        for t in range(start, stop + 1):
+            while not in_place and save < end_save and saves_M2[save, 0] == t - start:
+                for k in range(K):
+                    kept_V = state_SHKV[saves_M2[save, 1], 0, k, first:end]
+                    for v in range(size):
+                        kept_V[v] = own_KV[k, v]
+                save += 1
+            if t == stop:
+                break
+            x_V, gate_V, out_V = x_TV[t, first:end], projected_TJ[t, V + first : V + end], out_TV[t, first:end]
+            low_V = step_TV[t, first:end]
+            for v in range(size):
+                step = _vectorised_softplus(low_V[v] + own_bias_V[v])
+                step_V[v] = step
+                d_V[v] = step * x_V[v]
+                sum_V[v] = own_skip_V[v] * x_V[v]
+            for k in range(K):
+                state_V = state_SHKV[source, 0, k, first:end] if in_place else own_KV[k]
+                key, query, rate_V = selected_TJ[t, J - 2 * K + k], selected_TJ[t, J - K + k], rate_KV[k]
+                for v in range(size):
+                    state = state_V[v] * exp(step_V[v] * rate_V[v]) + key * d_V[v]
+                    state_V[v] = state
+                    sum_V[v] += state * query
+            for v in range(size):
+                out_V[v] = narrow(sum_V[v] * silu(widen(gate_V[v])), gate_V[v])
+
+
 @compiled(
     *for_float32_and_bfloat16(
         "void(int64, int64, {}[:,::1], int64, int64, boolean, float32, {}[::1], float32[:,::1], {}[:,::1])"
@@ -243,26 +327,32 @@ def gated_norm(
     projected_TJ: FloatArray,
     gate_start: int,
     size: int,
-    gate_first: bool,
+    gate_last: bool,
     eps: float,
     weight_N: FloatArray,
     x_TI: Floats,
     out_TI: FloatArray,
 ) -> None:
-    """Normalise each `size` outputs of the tokens [first, end), then gate them; with `gate_first` the other way."""
+    """Gate the outputs of the tokens [first, end), then normalise each `size` of them if there are weights; with
+    `gate_last` the other way."""
     I = x_TI.shape[1]  # noqa: E741
     for t in range(first, end):
         for low in range(0, I, size):
             x_V, gate_V = x_TI[t, low : low + size], projected_TJ[t, gate_start + low : gate_start + low + size]
-            weight_V, out_V = weight_N[low % len(weight_N) : low % len(weight_N) + size], out_TI[t, low : low + size]
-            if gate_first:
+            out_V = out_TI[t, low : low + size]
+            if not gate_last:
                 for v in range(size):
                     x_V[v] *= silu(widen(gate_V[v]))
+            if len(weight_N) == 0:
+                for v in range(size):
+                    out_V[v] = narrow(x_V[v], gate_V[v])
+                continue
+            weight_V = weight_N[low % len(weight_N) : low % len(weight_N) + size]
             total = np.float32(0)
             for v in range(size):
                 total += x_V[v] * x_V[v]
             scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
-            if gate_first:
+            if not gate_last:
                 for v in range(size):
                     out_V[v] = narrow(x_V[v] * scale * widen(weight_V[v]), weight_V[v])
             else:
@@ -276,13 +366,14 @@ class RecurrentWeights(NamedTuple):
 
     num_key_heads: int
     step_limit: tuple[float, float]  # of Mamba2's time steps
+    gate_last: bool  # behind the norm of the output
     norm_eps: float
     conv_WC: torch.Tensor
     conv_bias_C: torch.Tensor | None
     log_decay_H: torch.Tensor  # float32, as are the next two
     step_bias_H: torch.Tensor
     skip_H: torch.Tensor | None  # Mamba2's; None: a gated delta net
-    norm_weight: torch.Tensor  # of a head, or Mamba2's of all
+    norm_weight: torch.Tensor  # of a head, or Mamba2's of all; empty: the output is gated alone
 
 
 def suits_loops(projected_TJ: torch.Tensor) -> bool:
@@ -339,13 +430,60 @@ def recurrent_layer(
     output_TI = torch.empty((T, H * V), dtype=weights.norm_weight.dtype)
     size = V if is_delta else H * V // weights.num_key_heads
     projected, weight, out = map(as_float_array, (projected_TJ, weights.norm_weight, output_TI))
-    x_TI, settings = x_THV.reshape(T, -1), (C, size, not is_delta, weights.norm_eps)
+    x_TI, settings = x_THV.reshape(T, -1), (C, size, weights.gate_last, weights.norm_eps)
     _share(shares, T, lambda first, end: gated_norm(first, end, projected, *settings, weight, x_TI, out))
     return output_TI
 
 
-def _share(shares: bool, size: int, compute: Callable[[int, int], object]) -> None:
-    """Call `compute` for all of [0, size), in parts that threads share if there is enough work."""
-    count = min(num_threads(), size) if shares else 1
-    ends = [size * part // count for part in range(count + 1)]
+def selective_scan(
+    projected_TJ: torch.Tensor,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    table: tuple[Ints, Ints],
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    state_SHKV: torch.Tensor,
+) -> torch.Tensor:
+    """Return the output [T, V] of Mamba1's layer before its output projection, and write the states that `table` keeps.
+
+    `inputs` are the convolution's outputs and the time steps without their bias [T, V], and a tensor [T, J] that ends
+    in keys, then queries. `weights` are the logarithms of decays [K, V], the bias of time steps and the skip's factors
+    [V]. All are float32.
+    """
+    out_TV = torch.empty(inputs[0].shape, dtype=projected_TJ.dtype)
+    T, V = out_TV.shape
+    floats = [x.contiguous().numpy() for x in (*inputs, *weights)]
+    projected, out, states = as_float_array(projected_TJ), as_float_array(out_TV), state_SHKV.numpy()
+    _share(
+        T * V * state_SHKV.shape[2] >= _MIN_SHARED_WORK,
+        V,
+        lambda first, end: select_and_advance(first, end, *table, projected, *floats, states, out),
+        multiple=_LANES,
+    )
+    return out_TV
+
+
+@compiled("void(float32[:,::1], int64[::1], float32[::1], float32)")
+def _normalise_parts(x_TJ: Floats, ends_P: Ints, weight_J: Floats, eps: float) -> None:
+    for t in range(len(x_TJ)):
+        start = 0
+        for end in ends_P:
+            total = np.float32(0)
+            for j in range(start, end):
+                total += x_TJ[t, j] * x_TJ[t, j]
+            scale = np.float32(1) / np.sqrt(total / np.float32(end - start) + eps)
+            for j in range(start, end):
+                x_TJ[t, j] *= scale * weight_J[j]
+            start = end
+
+
+def normalised_parts(x_TJ: torch.Tensor, sizes: Sequence[int], weight_J: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return float32 rows whose parts of `sizes` are each normalised to a root mean square of one, times weights."""
+    normed_TJ = x_TJ.to(torch.float32, copy=True)
+    _normalise_parts(normed_TJ.numpy(), np.cumsum(sizes), weight_J.float().numpy(), eps)
+    return normed_TJ
+
+
+def _share(shares: bool, size: int, compute: Callable[[int, int], object], multiple: int = 1) -> None:
+    """Call `compute` for all of [0, size), in parts that threads share if there is enough work, cut at multiples."""
+    count = min(num_threads(), -(-size // multiple)) if shares else 1
+    ends = [size * part // count // multiple * multiple for part in range(count)] + [size]
     run_tasks([partial(compute, first, end) for first, end in pairwise(ends)])

@@ -4,6 +4,9 @@ Every thread runs the same code. In a phase it claims tasks until none is left, 
 that the system does not run delays the others only if it stopped in the middle of a task: they claim all that it has
 not. A late thread finds the first phases done and passes through them.
 
+`claim` hands tasks out in their order. `claim_near` gives each thread a range of neighbouring tasks, so that what a
+task fetches ahead is what the thread reads next. A thread that has done its range takes tasks from another's end.
+
 A waiting thread spins for some 50 us, then sleeps until the phase is done: on a futex where the system has them,
 elsewhere for a tenth of a millisecond at a time. A task must not raise: the other threads would wait for ever.
 """
@@ -23,8 +26,12 @@ from numba.extending import intrinsic
 
 from .compiled import Ints, compiled
 
-_STRIDE = 16  # words of a phase: claims and completions count in cache lines of their own
-_DONE = 8  # the second counter of a phase
+_LINE = 8  # words of a cache line; counters of different kinds and ranges have lines of their own
+_MOST_RANGES = 4  # of a phase's tasks; where there are more threads, several share one
+_STRIDE = _LINE * (1 + _MOST_RANGES)  # words of a phase
+_DONE = _LINE  # where completions count. The first range's claims count before it, the others' behind
+# Words of a range: claims, and how many of them were from its front and from its back.
+_FRONT, _BACK = 1, 2
 _SLEEPERS = 0  # word before the first phase: threads that sleep
 _SPINS = 1500  # each takes some 35 ns
 _WAIT, _WAKE, _EVERYONE = 128, 129, 1 << 30  # FUTEX_WAIT and FUTEX_WAKE within one process
@@ -91,12 +98,38 @@ def claim(phases: Ints, phase: int, num_tasks: int) -> int:
     return task if task < num_tasks else -1
 
 
+@compiled("int64(int64[::1], int64, int64, int64, int64)")
+def claim_near(phases: Ints, phase: int, num_tasks: int, thread: int, num_threads: int) -> int:
+    """Return the next task of the range of a thread, else one of another range; -1 when all are claimed.
+
+    All threads claim a phase's tasks by this function, or all by `claim`.
+    """
+    ranges = min(num_threads, num_tasks, _MOST_RANGES)
+    own = thread * ranges // num_threads
+    for turn in range(ranges):
+        place = own + turn if own + turn < ranges else own + turn - ranges
+        first, end = num_tasks * place // ranges, num_tasks * (place + 1) // ranges
+        word = (phase + 1) * _STRIDE + _LINE * (place if place == 0 else place + 1)
+        # No claim succeeds beyond the range's size, so front and back do not meet.
+        if _read(phases, word) < end - first and _add(phases, word, 1) < end - first:
+            if turn == 0:
+                return first + _add(phases, word + _FRONT, 1)
+            return end - 1 - _add(phases, word + _BACK, 1)
+    return -1
+
+
+@compiled("void(int64[::1], int64, int64, int64)")
+def complete_tasks(phases: Ints, phase: int, count: int, num_tasks: int) -> None:
+    """Count claimed tasks as done; wake the threads that sleep if they are the phase's last ones."""
+    word = (phase + 1) * _STRIDE + _DONE
+    if count > 0 and _add(phases, word, count) + count == num_tasks and _futex_number and _read(phases, _SLEEPERS) > 0:
+        _system_call(_futex_number, _address(phases, word), _WAKE, _EVERYONE, 0, 0, 0)
+
+
 @compiled("void(int64[::1], int64, int64)")
 def complete(phases: Ints, phase: int, num_tasks: int) -> None:
-    """Count a claimed task as done; wake the threads that sleep if it is the phase's last one."""
-    word = (phase + 1) * _STRIDE + _DONE
-    if _add(phases, word, 1) + 1 == num_tasks and _futex_number and _read(phases, _SLEEPERS) > 0:
-        _system_call(_futex_number, _address(phases, word), _WAKE, _EVERYONE, 0, 0, 0)
+    """Count one claimed task as done."""
+    complete_tasks(phases, phase, 1, num_tasks)
 
 
 @compiled("void(int64[::1], int64, int64)")

@@ -12,22 +12,30 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_parts import activate, activate_gated, normalise
 from .compiled import Floats, Ints, compiled
+from .layers import activate, activate_gated, normalise
 from .lora import add_outer, multiply_inner, num_inner_rows
-from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
+from .matmul import FEW_ROWS, multiply_panels, num_panels, prepare_rows, prepared_size
 from .packed_matrix import WIDTH
-from .shared_phases import claim, complete, wait
+from .shared_phases import claim, claim_near, complete, complete_tasks, wait
 
 Bytes = NDArray[np.uint8]
 
 _TASKS_PER_THREAD = 8
+_SMALL_TASKS_PER_THREAD = 64  # of a product of few rows, which read a panel once
 
 
 @compiled("int64(int64, int64)")
 def num_parts(size: int, num_threads: int) -> int:
     """Return the number of tasks that `size` rows or panels are divided into."""
     return 1 if num_threads == 1 else min(size, _TASKS_PER_THREAD * num_threads)
+
+
+@compiled("int64(int64, int64, int64)")
+def num_panel_parts(panels: int, num_rows: int, num_threads: int) -> int:
+    """Return the number of tasks that a product's panels are divided into."""
+    per_thread = _SMALL_TASKS_PER_THREAD if num_rows <= FEW_ROWS else _TASKS_PER_THREAD
+    return 1 if num_threads == 1 else min(panels, per_thread * num_threads)
 
 
 @compiled(
@@ -99,12 +107,13 @@ def multiply_adapters(
 
 
 @compiled(
-    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], float32,"
-    " float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
+    "void(int64[::1], int64, int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1],"
+    " float32, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
 )
 def multiply(
     phases: Ints,
     phase: int,
+    thread: int,
     num_threads: int,
     matrix_W: Ints,
     x_TC: Floats,
@@ -121,9 +130,10 @@ def multiply(
     """Write `y = x w^T + bias`, adapters included, and add `factor` times that to `sum_TN` if it is not 0."""
     T, N = y_TN.shape
     panels = num_panels(matrix_W)
-    parts = num_parts(panels, num_threads)
+    parts = num_panel_parts(panels, len(x_TC), num_threads)
+    count = 0
     while True:
-        part = claim(phases, phase, parts)
+        part = claim_near(phases, phase, parts, thread, num_threads)
         if part < 0:
             break
         first, end = panels * part // parts, panels * (part + 1) // parts
@@ -138,17 +148,19 @@ def multiply(
             for t in range(T):
                 for n in range(first * WIDTH, min(end * WIDTH, N)):
                     sum_TN[t, n] += factor * y_TN[t, n]
-        complete(phases, phase, parts)
+        count += 1
+    complete_tasks(phases, phase, count, parts)
     wait(phases, phase, parts)
 
 
 @compiled(
-    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, float32[:,::1],"
-    " int64[:,::1], int64[::1], int64[::1], int64[::1])"
+    "void(int64[::1], int64, int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64,"
+    " float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
 )
 def multiply_up(
     phases: Ints,
     phase: int,
+    thread: int,
     num_threads: int,
     matrix_W: Ints,
     x_TE: Floats,
@@ -164,9 +176,10 @@ def multiply_up(
     """Write the activated product of `x_TE` and the matrix, of an MLP without a gate."""
     size = up_TI.shape[1]
     panels = num_panels(matrix_W)
-    parts = num_parts(panels, num_threads)
+    parts = num_panel_parts(panels, len(x_TE), num_threads)
+    count = 0
     while True:
-        part = claim(phases, phase, parts)
+        part = claim_near(phases, phase, parts, thread, num_threads)
         if part < 0:
             break
         first, end = panels * part // parts, panels * (part + 1) // parts
@@ -174,18 +187,20 @@ def multiply_up(
         if len(adapters_AW) > 0:
             add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, up_TI)
         activate(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
-        complete(phases, phase, parts)
+        count += 1
+    complete_tasks(phases, phase, count, parts)
     wait(phases, phase, parts)
 
 
 @compiled(
-    "void(int64[::1], int64, int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1],"
-    " boolean, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
+    "void(int64[::1], int64, int64, int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1],"
+    " float32[:,::1], boolean, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
 )
 def multiply_gate_up(
     phases: Ints,
     phase: int,
     activation_phase: int,
+    thread: int,
     num_threads: int,
     matrix_W: Ints,
     x_TE: Floats,
@@ -203,9 +218,10 @@ def multiply_gate_up(
     T, size = gated_TI.shape
     if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
         panels = size // WIDTH
-        parts = num_parts(panels, num_threads)
+        parts = num_panel_parts(panels, len(x_TE), num_threads)
+        count = 0
         while True:
-            part = claim(phases, phase, parts)
+            part = claim_near(phases, phase, parts, thread, num_threads)
             if part < 0:
                 break
             first, end = panels * part // parts, panels * (part + 1) // parts
@@ -216,11 +232,12 @@ def multiply_gate_up(
                     low, high = start + first * WIDTH, start + end * WIDTH
                     add_outer(low, high, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, gate_up_TJ)
             activate_gated(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
-            complete(phases, phase, parts)
+            count += 1
+        complete_tasks(phases, phase, count, parts)
         wait(phases, phase, parts)
         return
     multiply(
-        phases, phase, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, np.float32(0),
+        phases, phase, thread, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, np.float32(0),
         inner_NR, adapters_AW, tokens_N, ends_A, sizes_S,
     )  # fmt: skip
     parts = num_parts(T, num_threads)

@@ -45,8 +45,10 @@ class TileArguments(NamedTuple):
     steps: Any  # of a whole row
     group: Any  # inputs of a group, a multiple of 32, or 0
     outputs: Any  # of the panel that exist; others are not written
-    ahead: Any  # address of the float weights to fetch into the cache in the first step
-    ahead_bytes: Any  # from there to those of the next step
+    # Address of the weights to fetch into the cache with the first 32-bit lanes of a panel's outputs, and the bytes
+    # from there to those of the next lanes.
+    ahead: Any
+    ahead_bytes: Any
 
 
 class Tile:

@@ -8,7 +8,7 @@ import torch
 
 from ..arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs, SamplingTensors
 from ..kv_cache import KvCache
-from ..ops import Attention
+from ..ops import Attention, LatentArgs
 from . import experts, layers, logits, lora, recurrence, sampling, trees
 from .attention import paged_attention, store_kv, store_latent
 from .attention_layout import AttentionLayout, attention_layout
@@ -70,6 +70,11 @@ class ReferenceOps:
 
     def decode_attention(self, args: DecodeAttentionArgs) -> None:
         """Return None: rows are grouped by their lengths, on the host."""
+
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
+        """Return None: the model computes the absorbed form by plain torch."""
 
     def rope_and_store(
         self, qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs

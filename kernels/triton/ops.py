@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from ..arguments import AttentionArgs, Chunk, DecodeAttentionArgs
-from ..ops import Attention
+from ..kv_cache import KvCache
+from ..ops import Attention, LatentArgs
 from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
@@ -50,6 +51,11 @@ class TritonOps:
 
     def decode_attention(self, args: DecodeAttentionArgs) -> paged_attention.TritonAttention:
         return paged_attention.decode_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
+
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
+        """Return None: products of queries and outputs are torch's."""
 
     def grouped_matmul(
         self, x: torch.Tensor, weight_NOI: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None

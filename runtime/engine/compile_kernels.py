@@ -52,7 +52,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         normalised=experts is None or experts.normalised,
         state_size=(
             None
-            if recurrent is None or recurrent.is_short
+            if recurrent is None or recurrent.is_short or recurrent.is_selective
             else (recurrent.num_heads, recurrent.key_size, recurrent.value_size)
         ),
         delta_rule=recurrent is not None and recurrent.is_delta,

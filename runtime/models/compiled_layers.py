@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.attention import CompiledAttention, kv_descriptor
+from ...kernels.cpu.attention import SINKS, CompiledAttention, kv_descriptor
 from ...kernels.cpu.attention_plan import COST
-from ...kernels.cpu.block_parts import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import (
+    AFTER_ROPE,
+    ALL_HEADS,
     ATTENTION_OUT_NORM,
     DOWN,
+    EXPERTS,
     GATE_UP,
     HEAD_PHASES,
     INPUT_NORM,
@@ -30,15 +32,43 @@ from ...kernels.cpu.decoder_step import (
     NUM_WORDS,
     OTHERS,
     OUTPUT,
+    PER_HEAD,
     PHASES_PER_LAYER,
     PLAN,
     POST_NORM,
     QK_NORM,
     QKV,
     ROPE,
+    ROUTER,
     SLOTS,
     decoder_layers,
 )
+from ...kernels.cpu.experts import (
+    ALPHA,
+    CHOICE_BIAS,
+    CLAMPED,
+    DOWNS,
+    GATES_UPS,
+    INPUTS_MEMORY,
+    KEPT_GROUPS,
+    LIMIT,
+    NORMALISED,
+    NUM_CHOSEN,
+    NUM_EXPERTS,
+    NUM_FACTORS,
+    NUM_GROUPS,
+    NUM_SETTINGS,
+    OWN_MEMORY,
+    PRODUCTS_MEMORY,
+    SCALE,
+    SCALES_INPUTS,
+    SHARED_GATE,
+    SIGMOID,
+    SIZE,
+    inputs_bytes,
+    products_bytes,
+)
+from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.lora import MAX_SECTIONS, RANK
 from ...kernels.cpu.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.matmul import prepared_size
@@ -46,8 +76,11 @@ from ...kernels.cpu.packed_matrix import BFLOAT16_ROWS, PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
-from .families.row import Activation
+from .experts_config import ExpertsConfig
+from .families.row import Activation, QkNorm
+from .linear import DenseLinear
 from .lora.adapters import StepAdapters
+from .mixture import MixtureMlp, SeparateExperts, SharedExpert
 from .mlp import DenseMlp
 from .norm import Norm, RmsNorm
 from .packed_linear import packed_matrices
@@ -66,26 +99,120 @@ _ACTIVATIONS: dict[Activation, int] = {
     "relu2": RELU2,
 }
 _KV_DTYPES = (torch.float32, torch.bfloat16)
+_QK_NORMS: dict[QkNorm | None, int] = {"all heads": ALL_HEADS, "per head after rope": AFTER_ROPE}
+_FIELDS = (QKV, OUTPUT, GATE_UP, DOWN)
+
+
+class _Mixture:
+    """A layer's mixture as the loop reads it; `of` makes it."""
+
+    def __init__(self, config: ExpertsConfig, router: PackedMatrix, matrices: Sequence[Sequence[PackedMatrix]]) -> None:
+        """`matrices` are all experts' gates and ups, and their downs."""
+        self.config, self.router, self.matrices = config, router, matrices
+        self.tables: list[Ints] = [np.stack([matrix.descriptor for matrix in each]) for each in matrices]
+        self.bias = np.empty(0, np.float32)  # of the choice of experts
+        total = sum(matrix.nbytes for each in matrices for matrix in each)
+        self.nbytes = router.nbytes + total * config.num_per_token // config.num_experts  # that a token reads
+
+    @classmethod
+    def of(cls, mlp: MixtureMlp) -> _Mixture | None:
+        """Return a layer's mixture without the shared expert, or None when the loop does not compute it."""
+        config, router = mlp.config, mlp.router
+        if len(mlp.slices) != 1 or not isinstance(router, DenseLinear) or mlp.hidden_size % 2:
+            return None
+        if config.groups is not None and config.scales_inputs:
+            return None
+        matrices = []
+        for experts in mlp.slices[0]:
+            packed = packed_matrices(experts.linears) if isinstance(experts, SeparateExperts) else None
+            # Rows are prepared once for all experts.
+            if packed is None or len({tuple(matrix.descriptor[[0, 2, 3]]) for matrix in packed}) > 1:
+                return None
+            matrices.append(packed)
+        weight, bias = router.weight, router.bias
+        if config.has_shared_gate:
+            if not isinstance(mlp.shared, SharedExpert) or not isinstance(mlp.shared.gate, DenseLinear):
+                return None
+            weight = torch.cat((weight, mlp.shared.gate.weight))
+        mixture = cls(config, PackedMatrix.of_dense(weight.float(), bias), matrices)
+        if mlp.bias_N is not None:
+            mixture.bias = mlp.bias_N.numpy()
+        return mixture
+
+    def write(self, record_FW: Ints) -> None:
+        """Write the addresses of the mixture to a layer's record."""
+        record_FW[ROUTER] = self.router.descriptor
+        record_FW[EXPERTS, GATES_UPS], record_FW[EXPERTS, DOWNS] = (table.ctypes.data for table in self.tables)
+        record_FW[EXPERTS, CHOICE_BIAS] = self.bias.ctypes.data if self.bias.size else 0
+
+    @property
+    def settings(self) -> Ints:
+        """Numbers of the model's mixtures, as the loop takes them."""
+        config, groups, numbers = self.config, self.config.groups, np.zeros(NUM_SETTINGS, np.int64)
+        numbers[NUM_EXPERTS], numbers[NUM_CHOSEN] = config.num_experts, config.num_per_token
+        numbers[SIGMOID] = groups is not None and groups.sigmoid
+        numbers[NUM_GROUPS] = 1 if groups is None else groups.num_groups
+        numbers[KEPT_GROUPS] = 1 if groups is None else groups.kept_groups
+        numbers[NORMALISED] = config.normalised if groups is None else groups.normalised
+        numbers[SCALES_INPUTS], numbers[CLAMPED] = config.scales_inputs, config.swiglu is not None
+        numbers[SHARED_GATE], numbers[SIZE] = config.has_shared_gate, config.intermediate_size
+        return numbers
+
+    @property
+    def factors(self) -> Floats:
+        """Further numbers of the model's mixtures, as the loop takes them."""
+        numbers = np.ones(NUM_FACTORS, np.float32)
+        if self.config.groups is not None:
+            numbers[SCALE] = self.config.groups.scale
+        if self.config.swiglu is not None:
+            numbers[ALPHA], numbers[LIMIT] = self.config.swiglu
+        return numbers
+
+
+class _Block(NamedTuple):
+    """The matrices of a layer, in the order of `_FIELDS`; the last two are those of the shared expert in a mixture."""
+
+    matrices: Sequence[PackedMatrix]
+    mixture: _Mixture | None
+
+    @classmethod
+    def of(cls, layer: LayerParameters) -> _Block | None:
+        """Return the matrices of a layer, or None when the loop does not compute it."""
+        mlp, mixture = layer.mlp, None
+        linears = [layer.qkv, layer.o]
+        if layer.recurrent is not None or layer.part != "both":
+            return None
+        if type(mlp) is MixtureMlp:
+            mixture = _Mixture.of(mlp)
+            if mixture is None or layer.norms.mlp_in is None or layer.norms.mlp_out is not None:
+                return None
+            mlp = mlp.shared.mlp if isinstance(mlp.shared, SharedExpert) else mlp.shared
+        if isinstance(mlp, DenseMlp):
+            if mlp.gated and mlp.activation not in (("silu", "gelu_tanh") if mixture is None else ("silu",)):
+                return None
+            linears += [mlp.gate_up, mlp.down]
+        elif mlp is not None or mixture is None:
+            return None
+        matrices = packed_matrices(linears)
+        return None if matrices is None else cls(matrices, mixture)
 
 
 class CompiledLayers:
     """The layers' parameters as the loop reads them; `of` makes it."""
 
-    def __init__(
-        self, config: ModelConfig, layers: Sequence[LayerParameters], matrices: Sequence[PackedMatrix]
-    ) -> None:
-        """`matrices` are those of all layers in order: qkv, output, gate and up, down."""
+    def __init__(self, config: ModelConfig, layers: Sequence[LayerParameters], blocks: Sequence[_Block]) -> None:
         self._config = config
-        self._matrices = matrices  # keeps the memory that the records point to
+        self._blocks = blocks  # keeps the memory that the records point to
         self._parameters: list[Floats] = []
         self._records_LFW: Ints = np.zeros((len(layers), NUM_FIELDS, NUM_WORDS), dtype=np.int64)
-        for layer, record_FW in zip(layers, self._records_LFW, strict=True):
-            place = 4 * (len(self._parameters) // 5)
-            for field, matrix in zip((QKV, OUTPUT, GATE_UP, DOWN), matrices[place : place + 4], strict=True):
+        for layer, block, record_FW in zip(layers, blocks, self._records_LFW, strict=True):
+            for field, matrix in zip(_FIELDS, block.matrices, strict=False):  # no shared expert
                 record_FW[field] = matrix.descriptor
+            if block.mixture is not None:
+                block.mixture.write(record_FW)
             weights = [None if norm is None else _stored_weights(norm) for norm in layer.norms]
             words = (INPUT_NORM, ATTENTION_OUT_NORM, POST_NORM, MLP_OUT_NORM, QK_NORM)
-            for word, weight in zip(words, [*weights, layer.qk_norm_HD], strict=True):
+            for word, weight in zip(words, [*weights, _qk_norm(layer)], strict=True):
                 values = np.empty(0, np.float32) if weight is None else weight.detach().float().contiguous().numpy()
                 self._parameters.append(values)
                 record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
@@ -95,9 +222,14 @@ class CompiledLayers:
         self._head: PackedMatrix | None = None
         self._final_norm = np.empty(0, np.float32)
         self._rounds_stream = False
+        matrices = [matrix for block in blocks for matrix in block.matrices]
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
-        self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
-        self._memory: list[Floats] = [np.empty(0, np.float32)] * 7
+        mixtures = [block.mixture for block in blocks if block.mixture is not None]
+        self._weight_bytes = sum(part.nbytes for part in (*matrices, *mixtures))
+        self._mixture = mixtures[0].settings if mixtures else np.empty(0, np.int64)
+        self._mixture_factors = mixtures[0].factors if mixtures else np.empty(0, np.float32)
+        self._sinks = [layer.sinks_H for layer in layers]
+        self._memory: list[Floats] = [np.empty(0, np.float32)] * 9
         self._scratch: tuple[int, list[Any]] = -1, []  # views of the memory for a number of rows
         self._caches: tuple[Sequence[KvCache], Ints] | None = None
 
@@ -105,24 +237,17 @@ class CompiledLayers:
     def of(cls, parameters: DecoderParameters, config: ModelConfig) -> CompiledLayers | None:
         """Return the layers of a model or stage, or None when it has none, or one that the loop does not compute.
         `config` is that of the layers."""
-        if config.latent is not None:
+        if config.latent is not None or config.output_gate or reorders_outputs(config):
             return None
-        matrices: list[PackedMatrix] = []
-        if config.output_gate or reorders_outputs(config):
+        if config.qk_norm == "layer norm per head" or len(set(config.windows)) > 2:
             return None
+        blocks: list[_Block] = []
         for layer in parameters.layers:
-            mlp = layer.mlp
-            if not _is_compiled_block(layer) or not isinstance(mlp, DenseMlp):
+            block = _Block.of(layer)
+            if block is None or (block.mixture is not None and config.norm_placement.startswith("parallel")):
                 return None
-            products = packed_matrices([layer.qkv, layer.o, mlp.gate_up, mlp.down])
-            if products is None:
-                return None
-            matrices += products
-        if len({matrix.inputs for matrix in matrices[3::4]}) > 1:  # scratch memory is that of one intermediate size
-            return None
-        if not matrices or config.qk_norm == "layer norm per head" or len(set(config.windows)) > 2:
-            return None
-        return cls(config, parameters.layers, matrices)
+            blocks.append(block)
+        return cls(config, parameters.layers, blocks) if blocks else None
 
     def add_head(self, norm: Norm, matrix: PackedMatrix | None) -> None:
         """Let `forward` compute logits too, if it computes them as the norm and the head do by themselves."""
@@ -158,6 +283,7 @@ class CompiledLayers:
         captures: Sequence[int],
         wanted_O: torch.Tensor | None,
         adapters: StepAdapters | None = None,
+        query_scales_T: torch.Tensor | None = None,
         *,
         with_head: bool = False,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -167,7 +293,8 @@ class CompiledLayers:
 
         Keys and values of all tokens are stored in their slots. With `wanted_O` the stream is that of these tokens,
         [O, E]. `window_slots_T` are those of layers with a window, None: the same. `kv` has one entry per layer,
-        `attentions` one per window. All results have the dtype of `x_TE`, which may be overwritten.
+        `attentions` one per window. `query_scales_T` are factors of queries in layers without positions. All results
+        have the dtype of `x_TE`, which may be overwritten.
         """
         config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
         H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
@@ -199,9 +326,8 @@ class CompiledLayers:
             )
         work = T * (self._weight_bytes + (0 if head is None else head.nbytes)) + _ATTENTION_BYTES * multiplications
         threads = num_threads() if work >= _MIN_SHARED_WORK else 1
-        compute = partial(
-            decoder_layers,
-            new_phases(PHASES_PER_LAYER * L + HEAD_PHASES),
+        phases = new_phases(PHASES_PER_LAYER * L + HEAD_PHASES)
+        arguments = (
             threads,
             x,
             self._records_LFW,
@@ -216,7 +342,7 @@ class CompiledLayers:
             config.gated_mlp,
             config.norm.startswith("layer_norm"),
             config.norm_placement.startswith("parallel"),
-            config.qk_norm == "all heads",
+            _QK_NORMS.get(config.qk_norm, PER_HEAD),
             *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
             slots_ST,
             wanted,
@@ -230,8 +356,11 @@ class CompiledLayers:
             self._final_norm.ctypes.data,
             self._rounds_stream,
             logits_OV,
+            self._mixture,
+            self._mixture_factors,
+            np.empty(0, np.float32) if query_scales_T is None else query_scales_T.numpy(),
         )
-        run_tasks([compute] * threads)
+        run_tasks([partial(decoder_layers, phases, thread, *arguments) for thread in range(threads)])
         if with_head:
             return torch.from_numpy(logits_OV), {}
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
@@ -242,6 +371,8 @@ class CompiledLayers:
         """Return the caches as the loop takes them, [L, X]. `dtype` is that of the model."""
         if self._caches is None or self._caches[0] is not kv:
             self._caches = kv, np.stack([kv_descriptor(cache, dtype) for cache in kv])
+            for own, sinks_H in zip(self._caches[1], self._sinks, strict=True):
+                own[SINKS] = 0 if sinks_H is None else sinks_H.data_ptr()
         return self._caches[1]
 
     def _scratch_of(self, rows: int, qkv: int, attention: int, hidden: int) -> list[Any]:
@@ -250,18 +381,35 @@ class CompiledLayers:
         It is kept, because fresh memory is slow to write to.
         """
         if self._scratch[0] != rows:
-            size = int(self._records_LFW[0, DOWN, 2])  # inputs of the last matrix: the MLP's intermediate size
+            size = int(self._records_LFW[:, DOWN, 2].max())  # inputs of the last matrix: the MLP's intermediate size
             prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
+            inputs, products = self._mixture_bytes(rows, hidden)
             shapes = [(rows, numbers) for numbers in (qkv, attention, hidden, hidden, 2 * size, size)]
             views: list[Any] = []
-            for place, shape in enumerate([*shapes, (1, prepared)]):
+            for place, shape in enumerate([*shapes, (1, prepared), (1, inputs // 4), (1, products // 4)]):
                 numbers = shape[0] * shape[1]
                 if self._memory[place].size < numbers:
                     self._memory[place] = np.empty(numbers, np.float32)
                 views.append(self._memory[place][:numbers].reshape(shape))
+            *views, inputs_memory, products_memory = views
             views[-1] = views[-1].reshape(-1).view(np.uint8)
+            if self._mixture.size:
+                self._mixture[OWN_MEMORY] = inputs
+                self._mixture[INPUTS_MEMORY] = inputs_memory.ctypes.data
+                self._mixture[PRODUCTS_MEMORY] = products_memory.ctypes.data
             self._scratch = rows, views
         return self._scratch[1]
+
+    def _mixture_bytes(self, rows: int, hidden: int) -> tuple[int, int]:
+        """Return the bytes of memory that a step's mixtures need, before and after their first products."""
+        sizes = [(0, 0)]
+        for record_FW, block in zip(self._records_LFW, self._blocks, strict=True):
+            if block.mixture is not None:
+                gates_ups, downs = block.mixture.tables
+                inputs = inputs_bytes(self._mixture, gates_ups[0], rows, hidden)
+                sizes.append((inputs, products_bytes(self._mixture, downs[0], record_FW[DOWN], rows, hidden)))
+        inputs, products = map(max, zip(*sizes, strict=True))
+        return -(-inputs // 4) * 4, -(-products // 4) * 4
 
 
 def _adapter_arrays(adapters: StepAdapters | None, L: int) -> list[Any]:
@@ -287,6 +435,14 @@ def _adapter_arrays(adapters: StepAdapters | None, L: int) -> list[Any]:
     return [records_LPAW, tokens_2N, ends_2A, adapters.layers.section_sizes, inner_NR]
 
 
+def _qk_norm(layer: LayerParameters) -> torch.Tensor | None:
+    """Return the weights of the norm of queries and keys, with factors of rotated queries behind them: a norm and a
+    rotation may change places, its weights may not."""
+    if layer.qk_norm_HD is None or layer.rotated_norms_2D is None:
+        return layer.qk_norm_HD
+    return torch.cat((layer.qk_norm_HD.flatten().float(), layer.rotated_norms_2D.float().prod(0)))
+
+
 def _stored_weights(norm: Norm) -> torch.Tensor:
     """Return a norm's weights, with a layer norm's bias behind them."""
     if isinstance(norm, RmsNorm):
@@ -300,11 +456,3 @@ def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
     if len(parts_T1D) == 1:
         return parts_T1D[0].float().numpy().reshape(1, T, D)
     return np.stack([part.float().numpy().reshape(T, D) for part in parts_T1D])
-
-
-def _is_compiled_block(layer: LayerParameters) -> bool:
-    """Return True for a block with a dense MLP: without a gate, or with one of silu or of gelu by tanh."""
-    mlp = layer.mlp
-    if layer.recurrent is not None or layer.sinks_H is not None or layer.rotated_norms_2D is not None:
-        return False
-    return isinstance(mlp, DenseMlp) and (not mlp.gated or mlp.activation in ("silu", "gelu_tanh"))

@@ -14,7 +14,7 @@ from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
-from .recurrent.config import RecurrentConfig, layer_kinds, parse_recurrent
+from .recurrent.config import Multipliers, RecurrentConfig, layer_kinds, parse_multipliers, parse_recurrent
 from .rope_config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
@@ -96,7 +96,8 @@ class ModelConfig:
     stored: StoredLayout = LLAMA_LAYOUT
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
     latent: LatentConfig | None = None  # keys and values are one head of latents; its size is `head_dim`
-    recurrent: RecurrentConfig | None = None  # of the layers that keep a state instead of keys and values
+    recurrent: RecurrentConfig | None = None  # of the layers that keep a state instead of keys and values, or beside
+    multipliers: Multipliers | None = None  # of layers that attend and keep a state
     mlp_layers: tuple[bool, ...] = ()  # True: an MLP alone, False: a mixer alone; empty: every layer has both
     output_gate: bool = False  # a head's attention output is multiplied by the sigmoid of a gate
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
@@ -110,7 +111,9 @@ class ModelConfig:
     @property
     def num_kv_layers(self) -> int:
         """Number of layers that have keys and values."""
-        return self.num_layers - sum(self.mlp_layers) - (0 if self.recurrent is None else self.recurrent.num_layers)
+        return (
+            self.num_layers - sum(self.mlp_layers) - (0 if self.recurrent is None else self.recurrent.num_not_attending)
+        )
 
     @property
     def num_mlps(self) -> int:
@@ -119,7 +122,8 @@ class ModelConfig:
 
     def is_recurrent(self, layer: int) -> bool:
         """Return True when the layer keeps a state instead of keys and values."""
-        return self.recurrent is not None and self.recurrent.layers[layer]
+        own = self.recurrent
+        return own is not None and own.layers[layer] and not own.family.parallel
 
     def part(self, layer: int) -> LayerPart:
         """Return which parts the layer has."""
@@ -288,6 +292,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         latent=latent,
         experts=experts,
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
+        multipliers=parse_multipliers(fields) if family.multipliers else None,
         mlp_layers=tuple(kind in ("mlp", "moe") for kind in kinds),
         output_gate=family.output_gate,
         quantisation=quantisation,

@@ -19,7 +19,7 @@ from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
-from .latent.attention import LatentStep
+from .latent.attention import Expansion, LatentStep
 from .linear import DenseLinear, Linear
 from .lora.adapters import AdapterProducts, LoraLayers, StepAdapters
 from .norm import Norm
@@ -155,7 +155,7 @@ class Decoder:
         if self.ops.name == "plain-cpu":
             self.ops = for_device(self.device, attention_cap=self.ops.attention_cap)
         for linear in (*self.parameters.linears(), self.head):
-            if isinstance(linear, PackedLinear):
+            if isinstance(linear, PackedLinear | Expansion):
                 linear.use_loops()
         self._compile_layers()
 
@@ -223,6 +223,7 @@ class Decoder:
             (),
             inputs.wanted_O,
             inputs.adapters,
+            self._query_scales(inputs.positions_T),
             with_head=True,
         )
         return self._finish_logits(products_OV)
@@ -276,6 +277,7 @@ class Decoder:
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
                 adapters,
+                self._query_scales(inputs.positions_T),
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
@@ -314,12 +316,16 @@ class Decoder:
             kind_args = rope_args if config.windows[place] is None else window_args
             args = kind_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
-            if layer.recurrent is None:
+            mixed, projected = [], qkv
+            if not config.is_recurrent(place):
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
                 scales_T = query_scales_T if config.uses_second_rope(place) else None
-                normed, x = x, self._attention(qkv, layer, args, own_kv, attention, scales_T)
-            else:
-                normed, x = x, self._recurrence(qkv, layer, inputs.recurrent, self._places[place])
+                if layer.recurrent is not None:
+                    qkv, projected = self._split(qkv)
+                mixed.append(self._attention(qkv, layer, args, own_kv, attention, scales_T))
+            if layer.recurrent is not None:
+                mixed.append(self._recurrence(projected, layer, inputs.recurrent, self._places[place]))
+            normed, x = x, mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=-1)
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
@@ -378,6 +384,12 @@ class Decoder:
             logits_OV = logits_OV * self.config.logit_scale
         cap = self.config.logit_cap
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
+
+    def _split(self, projected_TJ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs of attention and of the recurrence beside it."""
+        heads = self.config.num_heads + 2 * self.config.num_kv_heads
+        attention, recurrence = projected_TJ.tensor_split([heads * self.config.head_dim], dim=-1)
+        return attention.contiguous(), recurrence.contiguous()
 
     def _recurrence(
         self, projected_TJ: torch.Tensor, layer: LayerParameters, step: RecurrentStep | None, place: int
@@ -438,7 +450,13 @@ class Decoder:
             q_THD = (q_THD * scales_T[:, None, None]).to(q_THD.dtype)
         if self._head_slices is None:
             output_TC = attention.attend(q_THD, kv, scale, layer.sinks_H).view(T, -1)
-            return output_TC if gate_TC is None else output_TC * gate_TC.sigmoid()
+            if gate_TC is None:
+                return output_TC
+            # A vector's end is computed by other instructions than its middle.
+            gates_TC = (
+                in_fixed_rows(torch.sigmoid, gate_TC, FIXED_ROWS) if self.ops.deterministic else gate_TC.sigmoid()
+            )
+            return output_TC * gates_TC
         sinks_H = layer.sinks_H
         parts = [
             attention.attend(

@@ -71,6 +71,7 @@ GPT_OSS = ExpertFamily(
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 DEEPSEEK_V2 = QWEN3_MOE._replace(names=_PROJECTIONS._replace(shared="mlp.shared_experts"), routing="groups by softmax")
 DEEPSEEK_V3 = DEEPSEEK_V2._replace(routing="groups by sigmoid", choice_bias=True)
+LFM2_MOE = DEEPSEEK_V3._replace(names=_PROJECTIONS._replace(bias="expert_bias"))
 ERNIE = DEEPSEEK_V2._replace(
     names=DEEPSEEK_V2.names._replace(bias="moe_statics.e_score_correction_bias"),
     routing="softmax in float32",
@@ -93,6 +94,7 @@ LLAMA4 = ExpertFamily(
     stacked=StackedNames(),
     shared_size_field="moe_intermediate_size",
 )
+JAMBA_MOE = ExpertFamily(_PROJECTIONS._replace(router="router"), "intermediate_size", False, False)
 # Experts without gates.
 NEMOTRON_H_MOE = DEEPSEEK_V3._replace(names=DEEPSEEK_V3.names._replace(gate="", up="up_proj", down="down_proj"))
 
@@ -222,6 +224,9 @@ def _routed_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    if fields.raw.get("expert_layer_period") is not None:  # Jamba
+        period, offset = fields.count("expert_layer_period"), fields.count("expert_layer_offset", default=1, least=0)
+        return tuple(layer % period == offset for layer in range(num_layers))
     step = fields.count("decoder_sparse_step", default=1)
     dense = fields.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in dense):

@@ -6,7 +6,7 @@ into place. No tensor is held twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -103,6 +103,66 @@ class JoinedLinear:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """A linear layer of several parts, each with inputs of its own, side by side; their outputs are added."""
+
+    parts: tuple[Linear, ...]
+    sizes: tuple[int, ...]  # inputs of each part
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        first, *others = x.split(self.sizes, dim=-1)
+        y = self.parts[0](first.contiguous())
+        for part, own in zip(self.parts[1:], others, strict=True):
+            y = y + part(own.contiguous())
+        return y
+
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        raise AssertionError("tensors belong to the parts")
+
+    def finish(self) -> None:
+        for part in self.parts:
+            part.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLinear:
+    """A linear layer whose outputs, bias included, have factors."""
+
+    linear: Linear
+    factors_O: torch.Tensor | float
+    input_factor: float | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x if self.input_factor is None else x * self.input_factor) * self.factors_O
+
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        return self.linear.row_destinations(start, size)
+
+    def finish(self) -> None:
+        self.linear.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return self.linear.nbytes
+
+
+def linear_parts(linear: Linear) -> Iterator[Linear]:
+    """Iterate over the layers that hold the weights of a layer."""
+    match linear:
+        case JoinedLinear(parts=parts) | SummedLinear(parts=parts):
+            for part in parts:
+                yield from linear_parts(part)
+        case ScaledLinear(linear=inner):
+            yield from linear_parts(inner)
+        case _:
+            yield linear
 
 
 def in_order_of(to: Destination, order: torch.Tensor, name: str) -> Callable[[torch.Tensor], object]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from ...kernels import Ops
 from .families.row import Activation
-from .linear import Destination, Linear, Loadable, stacked_destinations
+from .linear import Destination, Linear, Loadable, linear_parts, stacked_destinations
 
 
 class Mlp(Protocol):
@@ -78,7 +78,8 @@ class DenseMlp:
         return _activate(gate_TI, self.activation) * up_TI
 
     def linears(self) -> Iterator[Loadable]:
-        yield from (self.gate_up, self.down)
+        yield from linear_parts(self.gate_up)
+        yield from linear_parts(self.down)
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         prefix, size = f"{prefix}.{self.block}", self.intermediate_size

@@ -19,7 +19,16 @@ from .config import LayerPart, ModelConfig
 from .experts_config import ExpertsConfig
 from .families.row import NormPlacement
 from .latent.attention import LatentParameters
-from .linear import DenseLinear, Destination, JoinedLinear, Linear, Loadable, stacked_destinations
+from .linear import (
+    DenseLinear,
+    Destination,
+    JoinedLinear,
+    Linear,
+    Loadable,
+    SummedLinear,
+    linear_parts,
+    stacked_destinations,
+)
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
 from .norm import Norm, allocate_norm, norm_destination
@@ -40,6 +49,8 @@ from .quantised.mxfp4 import GROUP as MXFP4_GROUP
 from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
 from .recurrent.mixture import LATENT_NAMES, UngatedMixture
+from .recurrent.parallel import joined_projections, scaled_mlp
+from .recurrent.selective import allocate_recurrent
 from .stored_layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
@@ -82,7 +93,8 @@ class LayerParameters:
     rotated_norms_2D: torch.Tensor | None = None  # weights of norms of rotated queries and keys
     sinks_H: torch.Tensor | None = None  # float32, logits of attention without values
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
-    recurrent: RecurrentLayer | None = None  # None: the layer attends
+    # None: the layer attends. A layer that does both has both projections in `qkv` and in `o`, attention's first.
+    recurrent: RecurrentLayer | None = None
     part: LayerPart = "both"
 
 
@@ -100,8 +112,10 @@ class DecoderParameters:
     def linears(self) -> Iterator[Loadable]:
         """Iterate over the layers' linear layers, which may be quantised."""
         for layer in self.layers:
-            yield from layer.qkv.parts if isinstance(layer.qkv, JoinedLinear) else (layer.qkv,)
-            yield layer.o
+            yield from linear_parts(layer.qkv)
+            yield from linear_parts(layer.o)
+            if layer.recurrent is not None:
+                yield from layer.recurrent.linears()
             if layer.latent is not None:
                 yield from layer.latent.linears()
             yield from layer.mlp.linears()
@@ -342,17 +356,18 @@ def allocate_parameters(
             return LayerParameters(
                 norms(part), DenseLinear(tensor(0, E)), None, DenseLinear(tensor(0, E)), mlp(index), part=part
             )
-        if own is not None and own.layers[index]:
+        if config.is_recurrent(index):
+            assert own is not None
             return LayerParameters(
                 norms=norms(part),
                 qkv=input_projection(index, own),
                 qk_norm_HD=None,
-                o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.projection_bias),
+                o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.output_bias),
                 mlp=mlp(index),
-                recurrent=RecurrentLayer.allocate(own, config.norm_eps, device=device, dtype=dtype),
+                recurrent=allocate_recurrent(own, config.norm_eps, device=device, dtype=dtype),
                 part=part,
             )
-        return LayerParameters(
+        attending = LayerParameters(
             norms=norms(part),
             qkv=projections(index),
             qk_norm_HD=qk_norm(index),
@@ -363,6 +378,14 @@ def allocate_parameters(
             latent=latent(index),
             part=part,
         )
+        if own is None or not own.family.parallel:
+            return attending
+        output = rows(index, f"{own.family.block}.out_proj", E, own.inner, own.output_bias)
+        qkv, o = joined_projections(
+            config, (attending.qkv, attending.o), (input_projection(index, own), output), tensor(0)
+        )
+        state = allocate_recurrent(own, config.norm_eps, device=device, dtype=dtype)
+        return replace(attending, qkv=qkv, o=o, mlp=scaled_mlp(config, attending.mlp, tensor(0)), recurrent=state)
 
     layers = tuple(map(layer, group.stage.layers(config)))
     embedding_VE = tensor(num_rows, E) if embedding is None else embedding
@@ -411,11 +434,15 @@ def checkpoint_destinations(
             parts |= layer.mlp.destinations(prefix)
             continue
         mlp_parts = layer.mlp.destinations(prefix) if layer.part == "both" else {}
+        qkv, o = layer.qkv, layer.o
         if layer.recurrent is not None:
-            block = f"{prefix}.{layer.recurrent.config.family.block}"
-            parts |= layer.recurrent.destinations(prefix, layer.qkv)
-            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], layer.o) | mlp_parts
-            continue
+            block, (projection, output) = f"{prefix}.{layer.recurrent.config.family.block}", (qkv, o)
+            if isinstance(qkv, JoinedLinear) and isinstance(o, SummedLinear):  # both parts
+                (qkv, projection), (o, output) = qkv.parts, o.parts
+            parts |= layer.recurrent.destinations(prefix, projection)
+            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], output) | mlp_parts
+            if config.is_recurrent(index):
+                continue
         if layer.latent is not None:
             heads = layer.latent.first_modules(H)
             parts |= layer.latent.destinations(f"{prefix}.self_attn", H)
@@ -423,7 +450,7 @@ def checkpoint_destinations(
             heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
             if config.output_gate:
                 heads.append(("q_gate", H * D))
-        parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
+        parts |= stacked_destinations(f"{prefix}.self_attn", heads, qkv)
         if layer.rotated_norms_2D is not None:
             for name, weight_D in zip(("query_layernorm", "key_layernorm"), layer.rotated_norms_2D, strict=True):
                 whole(f"{prefix}.self_attn.{name}.weight", weight_D)
@@ -438,7 +465,7 @@ def checkpoint_destinations(
         if layer.sinks_H is not None:
             own = slice(group.shard.rank * H_local, (group.shard.rank + 1) * H_local)
             parts[f"{prefix}.self_attn.sinks"] = Destination((H,), layer.sinks_H.copy_, part=(own,))
-        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o) | mlp_parts
+        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], o) | mlp_parts
     parts = as_stored(parts, config, group.stage.layers(config))
     if not group.stage.has_ends:
         return parts

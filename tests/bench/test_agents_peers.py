@@ -76,3 +76,9 @@ def test_a_step_takes_as_long_as_the_slower_of_reading_and_multiplying() -> None
 def test_a_shared_prefix_is_computed_and_read_once() -> None:
     # 2 * 3 * (20 + 2 * 1) + (200 + 2 * 20) + 2 * 2 = 376 FLOP.
     assert WORK.least_seconds(Scenario("x", 2, 21, 1, num_shared=20), MACHINE) == 376 / 20
+
+
+def test_programs_need_each_token_once_and_a_step_for_each_output_of_a_chain() -> None:
+    # Tokens at 0, 1, 2 and, after two in common, at 2 and 3: 5 * 6 + (1 + 2 + 3 + 3 + 4) = 43 FLOP, and 2 * 1 a sample.
+    assert WORK.least_seconds_of([[5, 6, 7], [5, 6, 8, 9]], 2, 1, MACHINE) == (43 + 4) / 20
+    assert WORK.least_seconds_of([[5, 6, 7], [5, 6, 8, 9]], 2, 3, MACHINE) == 3 * 200 / 100

@@ -61,7 +61,18 @@ def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows", "qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3",
+        "llama with biases",
+        "mistral, window",
+        "qwen2, windows",
+        "qwen3",
+        "qwen2 moe",
+        "qwen3 moe, some layers dense",
+    ],
+)
 def test_a_small_step_equals_plain_ops(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +88,7 @@ def test_a_small_step_equals_plain_ops(
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["llama3", "mistral, window"])
+@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen2 moe"])
 def test_threads_do_not_change_a_bit_of_a_step(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,15 +110,15 @@ def test_threads_do_not_change_a_bit_of_a_step(
 
 
 def test_blocks_that_the_loop_does_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
-    mixtral = load_model(checkpoint("mixtral"), device=CPU, dtype=torch.float32)
-    assert CompiledLayers.of(mixtral.parameters, mixtral.config) is None
-    for name in ("llama3", "qwen3"):
+    stacked = load_model(checkpoint("mixtral"), device=CPU, dtype=torch.float32, ops=for_device(CPU, "reference"))
+    assert CompiledLayers.of(stacked.parameters, stacked.config) is None
+    for name in ("llama3", "qwen3", "mixtral"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
         assert CompiledLayers.of(model.parameters, model.config) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen3", "qwen2 moe"])
 def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
     name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
 ) -> None:
@@ -124,3 +135,29 @@ def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
                 alone = model.logits(model.hidden(decoder_inputs(step, model, wanted, kv[0]), kv))
                 together = model.logits_of_step(decoder_inputs(step, model, wanted, kv[0]), kv)
                 assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2 moe"])
+def test_a_row_through_experts_has_the_same_bits_in_any_batch(
+    name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
+) -> None:
+    model = load_model(checkpoint(name), device=CPU, dtype=dtype)
+    memory = KvMemory(model.config, 80, device=CPU, dtype=dtype)
+    memory.k_LSKD.zero_()
+    memory.v_LSKD.zero_()
+    kv = KvPool(memory).layers
+    rows = [
+        Row(rid="", tokens=list(range(start, start + count)), first_position=0, pages=[2 * start, 2 * start + 1])
+        for start, count in zip(range(40), [1, 1, 5, 1, 17] + [1] * 35, strict=True)
+    ]
+
+    def logits(*step: Row) -> torch.Tensor:
+        wanted = np.arange(sum(len(row.tokens) for row in step))
+        return model.logits_of_step(decoder_inputs(list(step), model, wanted, kv[0]), kv)
+
+    with torch.inference_mode():
+        alone = torch.cat([logits(row) for row in rows])
+        for size in (2, 3, 9, 40):
+            parts = [logits(*rows[start : start + size]) for start in range(0, 40, size)]
+            assert torch.equal(torch.cat(parts), alone)

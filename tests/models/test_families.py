@@ -162,7 +162,8 @@ def make_judge(name: str) -> PreTrainedModel:
 
 def routing_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     """The stored buffers of routers, which are no parameters to transformers."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    ends = ("e_score_correction_bias", "expert_bias")
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends)]
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +453,10 @@ def test_internlm_3_is_a_llama_with_flags_of_its_own(tmp_path: Path) -> None:
         assert_close(forward(model, pool, rows_of(prompt, [0, 1], [20]))[0], judge(torch.tensor([prompt])).logits[0])
 
 
-BLOCKS = ["gemma 3", "olmo 2", "glm 4", "granite", "phi", "gpt neox", "gpt 2", "opt", "cohere 2", "falcon, groups"]
+BLOCKS = [
+    "gemma 3", "olmo 2", "glm 4", "granite", "phi", "gpt neox", "gpt 2", "opt", "cohere 2", "falcon, groups",
+    "gpt oss", "llama 4", "glm 4.5", "hunyuan moe",
+]  # fmt: skip
 
 
 @pytest.mark.slow

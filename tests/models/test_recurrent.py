@@ -22,10 +22,11 @@ from ramiform.kernels.reference.recurrence import step_states
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.models.recurrent.config import MAMBA2, QWEN3_NEXT, RecurrentConfig
+from ramiform.runtime.models.recurrent.config import JAMBA, MAMBA2, QWEN3_NEXT, RecurrentConfig
 from ramiform.runtime.models.recurrent.layer import RecurrentLayer
 from ramiform.runtime.models.recurrent.memory import DecodeStates, LayerStates, RecurrentStep, StateMemory, StateSpan
 from ramiform.runtime.models.recurrent.scan import CHUNK, scan
+from ramiform.runtime.models.recurrent.selective import SelectiveLayer, allocate_recurrent
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.scheduler.plan import DraftNode, RowState, StateAdvance, StateCopy
 
@@ -65,6 +66,25 @@ CONFIGS |= {
 CONFIGS |= {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                       "block_multiple_of": 8}),
+    "lfm2 moe": ("Lfm2Moe", {**SIZES, **_EXPERTS, "layer_types": ["conv", "full_attention", "conv"],
+                             "num_dense_layers": 1, "routed_scaling_factor": 1.5}),
+}  # fmt: skip
+_FALCON = {**SIZES, **_MAMBA, "mamba_d_ssm": 80, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5,
+           "key_multiplier": 1.5, "attention_in_multiplier": 0.7, "attention_out_multiplier": 0.9,
+           "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.5, 0.8, 1.3, 1.1, 0.9],
+           "mlp_multipliers": [0.8, 0.3]}  # fmt: skip
+CONFIGS |= {
+    "falcon h1": ("FalconH1", _FALCON),
+    "falcon h1, biases": ("FalconH1", {**_FALCON, "attention_bias": True, "mamba_proj_bias": True, "mlp_bias": True,
+                                       "projectors_bias": True, "mamba_rms_norm": True}),
+    "falcon h1, gate first": ("FalconH1", {**SIZES, **_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True,
+                                           "mamba_norm_before_gate": False, "num_hidden_layers": 1}),
+}  # fmt: skip
+CONFIGS |= {
+    "jamba": ("Jamba", {**SIZES, "num_experts": 5, "expert_layer_offset": 0, "attn_layer_period": 2,
+                        "attn_layer_offset": 1, "mamba_d_conv": 3, "mamba_d_state": 9, "mamba_proj_bias": True}),
+    "jamba, dense": ("Jamba", {**SIZES, "num_experts": 1, "attn_layer_offset": 0, "num_hidden_layers": 2,
+                               "mamba_conv_bias": False}),
 }  # fmt: skip
 _NEMOTRON = {**SIZES, "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
              "head_dim": 16, "time_step_min": 1e-30}  # fmt: skip
@@ -112,7 +132,7 @@ def make_judge(name: str) -> PreTrainedModel:
 
 def choice_biases(model: PreTrainedModel) -> list[torch.Tensor]:
     """Return the biases of the choice of experts, which transformers does not count as parameters."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
 
 
 @pytest.fixture(scope="module")
@@ -233,17 +253,38 @@ SPANS = [
 ]
 
 
-def random_layer(is_delta: bool, dtype: torch.dtype) -> tuple[RecurrentLayer, torch.Tensor, LayerStates]:
+FAMILIES = {"gated delta": QWEN3_NEXT, "mamba2": MAMBA2, "mamba1": JAMBA}
+every_kind = pytest.mark.parametrize("kind", FAMILIES)
+
+
+def random_layer(kind: str, dtype: torch.dtype) -> tuple[RecurrentLayer, torch.Tensor, LayerStates]:
     """Return a layer, the input projection of 41 tokens, and five slots."""
     torch.manual_seed(5)
-    family = QWEN3_NEXT if is_delta else MAMBA2
-    sizes = {"num_key_heads": 2, "num_heads": 4, "key_size": 7, "value_size": 10, "conv_width": 4}
-    config = RecurrentConfig(family=family, layers=(True,), conv_bias=not is_delta, step_limit=(0.01, 0.9), **sizes)
-    layer = RecurrentLayer.allocate(config, 1e-6, device="cpu", dtype=dtype)
+    sizes: dict[str, Any] = {"num_key_heads": 2, "num_heads": 4, "key_size": 7, "value_size": 10, "conv_width": 4}
+    sizes |= {
+        "gated delta": {"norm": "before the gate"},
+        "mamba2": {"conv_bias": True, "step_limit": (0.01, 0.9)},
+        "mamba1": {
+            "conv_bias": True,
+            "norm": "none",
+            "num_key_heads": 1,
+            "num_heads": 1,
+            "step_rank": 3,
+            "value_size": 150,
+        },
+    }[kind]
+    config = RecurrentConfig(family=FAMILIES[kind], layers=(True,), **sizes)
+    layer = allocate_recurrent(config, 1e-6, device="cpu", dtype=dtype)
     for tensor in (layer.conv_WC, layer.conv_bias_C, layer.step_bias_H, layer.skip_H, layer.norm_weight):
         if tensor is not None:
             tensor.normal_()
     layer.log_decay_H.normal_().sub_(2.0)
+    if isinstance(layer, SelectiveLayer):
+        layer.norms_J.normal_(std=0.5)
+        for linear, outputs in ((layer.select, config.selected), (layer.expand, config.inner)):
+            [weight] = linear.row_destinations(0, outputs).values()
+            weight.put(0.2 * torch.randn(weight.shape))
+            linear.finish()
     memory = StateMemory(config, 5, device="cpu", dtype=dtype)
     memory.conv_LSWC.normal_()
     memory.state_LSHKV.normal_()
@@ -255,9 +296,9 @@ def copied(states: LayerStates) -> LayerStates:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 6e-2)], ids=str)
-@pytest.mark.parametrize("is_delta", [True, False])
-def test_loops_equal_plain_torch(is_delta: bool, dtype: torch.dtype, tolerance: float) -> None:
-    layer, projected, states = random_layer(is_delta, dtype)
+@every_kind
+def test_loops_equal_plain_torch(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    layer, projected, states = random_layer(kind, dtype)
     step = RecurrentStep(DecodeStates(torch.tensor([0]), torch.tensor([0])), SPANS)
     mine, theirs = copied(states), copied(states)
     got = layer(projected, mine, step, CpuOps())
@@ -267,9 +308,9 @@ def test_loops_equal_plain_torch(is_delta: bool, dtype: torch.dtype, tolerance: 
         torch.testing.assert_close(one.float(), other.float(), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("is_delta", [True, False])
-def test_bits_of_loops_depend_on_no_other_row_and_no_cut(is_delta: bool) -> None:
-    layer, projected, states = random_layer(is_delta, torch.float32)
+@every_kind
+def test_bits_of_loops_depend_on_no_other_row_and_no_cut(kind: str) -> None:
+    layer, projected, states = random_layer(kind, torch.float32)
     whole, parts = copied(states), copied(states)
     spans = [StateSpan(1, 30, 1, [(29, 1)], 0), SPANS[1]]
     want = layer(projected, whole, RecurrentStep(DecodeStates(torch.tensor([0]), torch.tensor([0])), spans), CpuOps())
@@ -282,8 +323,9 @@ def test_bits_of_loops_depend_on_no_other_row_and_no_cut(is_delta: bool) -> None
     assert torch.equal(parts.conv_SWC[1], whole.conv_SWC[1])
 
 
-def test_threads_share_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, projected, states = random_layer(True, torch.float32)
+@pytest.mark.parametrize("kind", ["gated delta", "mamba1"])
+def test_threads_share_a_large_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, projected, states = random_layer(kind, torch.float32)
     alone, shared = copied(states), copied(states)
     step = RecurrentStep(None, SPANS)
     want = layer(projected, alone, step, CpuOps())
@@ -301,6 +343,12 @@ def test_threads_share_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"attn_layer_indices": [1.5]}, "attn_layer_indices must list layers"),
         ({"time_step_limit": [0.1, 0.01]}, "time_step_limit must be two numbers, the lower one first"),
         ({"mamba_d_head": 7}, "mamba_d_head must be"),
+        ({"architectures": ["FalconH1ForCausalLM"], "attn_layer_indices": [1]}, "attn_layer_indices: for FalconH1For"),
+        (
+            {"architectures": ["FalconH1ForCausalLM"], "attn_layer_indices": None, "ssm_multipliers": [1.0]},
+            "ssm_multipliers must list 5 numbers",
+        ),
+        ({"architectures": ["JambaForCausalLM"], "attn_layer_offset": 7}, "attn_layer_offset: a model without a layer"),
     ],
 )
 def test_what_no_recurrent_layer_computes_is_refused(

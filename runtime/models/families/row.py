@@ -42,6 +42,7 @@ class Family(NamedTuple):
     latent: bool = False  # keys and values are a latent (`latent/`)
     further_layers: tuple[str, ...] = ()  # fields that count stored layers after the last one, which only drafts read
     recurrent: RecurrentFamily | None = None  # of the layers that do not attend
+    multipliers: bool = False  # the products of a layer have factors (`recurrent.config.Multipliers`)
     output_gate: bool = False  # attention's output is gated: q_proj has each head's query, then its gate
     activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
     activation_field: str | None = "hidden_act"  # None: the first of `activations`, whatever the file says

@@ -246,15 +246,6 @@ FAMILIES = {
         ),
         variants=(({"num_local_experts": 0}, {"experts": None, "aliases": _SHARED_MLP}),),
     ),
-    "BambaForCausalLM": _LLAMA._replace(
-        recurrent=MAMBA2,
-        renames=(
-            (r"\.feed_forward\.", ".mlp."),
-            (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
-            (r"^model\.final_layernorm\.", "model.norm."),
-        ),
-        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
-    ),
     "SmolLM3ForCausalLM": _LLAMA._replace(
         windows="by layer type",
         second_rope="none where listed",

@@ -2,7 +2,9 @@
 
 The cache holds one head for all: a token's normalised latent, and the rotated part of its key. Queries are multiplied
 by the matrix that would expand the latent to their head's key, and outputs, which are sums of latents, by the one that
-would expand it to a value. So attention has one key head of `key_size` numbers, whose first `rank` are the value.
+would expand it to a value. So attention has one key head of `key_size` numbers, whose first `rank` are the value. The
+compiled loops of CPUs compute the same, and expand the keys and values of prompts where that takes less
+(`kernels.cpu.latent_attention`).
 
 Legend: T tokens, E hidden size, H query heads of this rank, h those of a slice, N plain dimensions of a head, R rotated
 ones, V of its value, C rank of the latent, Q rank of the queries' latent.
@@ -12,14 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ....kernels import Attention, KvCache, Ops, RopeAndStoreArgs
+from .... import loops
+from ....kernels import Attention, KvCache, LatentArgs, Ops, RopeAndStoreArgs
 from ....kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..linear import Destination, Linear, Loadable, stacked_destinations, total_bytes
+from ..packed_linear import can_pack
 from .config import NORM_EPS, LatentConfig
+
+if TYPE_CHECKING:
+    from ....kernels.cpu.latent_attention import LatentMatrices
 
 
 class LatentStep(NamedTuple):
@@ -34,12 +41,14 @@ class LatentStep(NamedTuple):
 class Expansion:
     """The product that expands latents to keys and values, kept as the two products that take its place.
 
-    It is filled as a linear layer of any format. `finish` reads its weight back as a product with the identity.
+    It is filled as a linear layer of any format. `finish` reads its weight back as a product with the identity. On a
+    CPU it is packed for compiled loops.
     """
 
     def __init__(self, sizes: LatentConfig, linear: Linear, dtype: torch.dtype, device: torch.device | str) -> None:
         self._sizes, self._linear, self._dtype, self._device = sizes, linear, dtype, device
-        self._key_HNC = self._value_HCV = torch.empty(0, dtype=dtype, device=device)
+        self._products: tuple[torch.Tensor, torch.Tensor] | None = None  # [H, N, C] and [H, C, V]
+        self.matrices: LatentMatrices | None = None  # in place of them
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         return self._linear.row_destinations(start, size)
@@ -52,21 +61,39 @@ class Expansion:
         self._linear.finish()
         weight_CO = self._linear(torch.eye(sizes.rank, dtype=self._dtype, device=self._device))
         weight_CHX = weight_CO.unflatten(1, (-1, sizes.expanded_size))
-        self._key_HNC = weight_CHX[..., : sizes.plain_size].permute(1, 2, 0).contiguous()
-        self._value_HCV = weight_CHX[..., sizes.plain_size :].transpose(0, 1).contiguous()
+        key_HNC = weight_CHX[..., : sizes.plain_size].permute(1, 2, 0).contiguous()
+        self._products = key_HNC, weight_CHX[..., sizes.plain_size :].transpose(0, 1).contiguous()
         del self._linear
+        if loops.ready("ramiform.kernels"):
+            self.use_loops()
+
+    def use_loops(self) -> None:
+        """Pack the matrices for compiled loops, if these compute them; called again, do nothing."""
+        sizes = self._sizes
+        if self._products is None or not can_pack(self._device, self._dtype) or sizes.plain_size % 2:
+            return
+        from ....kernels.cpu.latent_attention import LatentMatrices  # here, because it imports numba
+
+        self.matrices, self._products = LatentMatrices(*self._products), None
 
     @property
     def nbytes(self) -> int:
-        return total_bytes(self._key_HNC, self._value_HCV)
+        return self.matrices.nbytes if self.matrices is not None else total_bytes(*self._dense())
+
+    def _dense(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the matrices of both products. Packed ones are held twice from then on: few caches need that."""
+        if self._products is None:
+            assert self.matrices is not None
+            self._products = self.matrices.dense()
+        return self._products
 
     def absorb(self, q_ThN: torch.Tensor, heads: slice, *, fixed: bool) -> torch.Tensor:
         """Return the queries of `heads` as queries of latents, [T, h, C]."""
-        return _by_head(q_ThN, self._key_HNC[heads], fixed=fixed)
+        return _by_head(q_ThN, self._dense()[0][heads], fixed=fixed)
 
     def values(self, out_ThC: torch.Tensor, heads: slice, *, fixed: bool) -> torch.Tensor:
         """Return sums of latents as sums of values, [T, h, V]."""
-        return _by_head(out_ThC, self._value_HCV[heads], fixed=fixed)
+        return _by_head(out_ThC, self._dense()[1][heads], fixed=fixed)
 
 
 def _by_head(x_ThI: torch.Tensor, weight_hIO: torch.Tensor, *, fixed: bool) -> torch.Tensor:
@@ -148,6 +175,13 @@ class LatentParameters:
         q, latent_TC, key_TR = first.split((first.shape[1] - sizes.key_size, sizes.rank, sizes.rope_size), dim=1)
         if self.query is not None and self.query_norm_Q is not None:
             q = self.query(ops.rms_norm(q.contiguous(), self.query_norm_Q, NORM_EPS))
+        if self.expansion.matrices is not None:
+            own = LatentArgs(
+                step.attention, self.expansion.matrices, step.scale, self.norm_C, NORM_EPS, args, sizes.interleaved
+            )
+            found = ops.attend_latents(first if self.query is None else q, first, kv, own)
+            if found is not None:
+                return found
         q_THD = q.reshape(T, H, sizes.query_size)
         latent_TC = ops.rms_norm(latent_TC.contiguous(), self.norm_C, NORM_EPS)
         rope_TNR = torch.cat((q_THD[..., sizes.plain_size :], key_TR[:, None]), dim=1)

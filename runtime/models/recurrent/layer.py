@@ -6,6 +6,7 @@ heads, K key size, V value size, I = H * V.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from .config import RecurrentConfig
 from .memory import LayerStates, RecurrentStep, StateSpan
 from .scan import scan
 
+WITH_LOOPS = ("cpu", "deterministic cpu")  # ops beside which compiled loops compute recurrent layers
 _L2_EPS = 1e-6  # of the lengths of queries and keys of gated delta nets
 
 
@@ -64,7 +66,7 @@ class RecurrentLayer:
         config = self.config
         if config.is_short:
             return self._gated_convolution(projected_TJ, states, plan, ops)
-        if ops.name == "cpu":
+        if ops.name in WITH_LOOPS:
             from ....kernels.cpu import recurrence  # here, because it imports numba
 
             if recurrence.suits_loops(projected_TJ):
@@ -72,6 +74,7 @@ class RecurrentLayer:
                 weights = recurrence.RecurrentWeights(
                     config.num_key_heads,
                     config.step_limit,
+                    config.norm == "before the gate",
                     self.norm_eps,
                     self.conv_WC,
                     self.conv_bias_C,
@@ -90,7 +93,7 @@ class RecurrentLayer:
             places_R, slots_R = plan.decoding
             output_THV[places_R] = ops.step_states(states.state_SHKV, slots_R, inputs.part(places_R))
         for span in plan.spans:
-            self._scan_span(output_THV, inputs, states, span)
+            self._scan_span(output_THV, lambda state, own: scan(state, *inputs.part(own)), states, span)
         if self.skip_H is not None:
             x_THV = mixed_TC[:, : config.inner].float().view_as(output_THV)
             output_THV = output_THV + self.skip_H[:, None] * x_THV
@@ -107,7 +110,7 @@ class RecurrentLayer:
         """Compute a short convolution: its channels are gated before it and after."""
         before_TI, after_TI, x_TI = projected_TJ.chunk(3, dim=-1)
         x_TI = before_TI * x_TI
-        if ops.name == "cpu":
+        if ops.name in WITH_LOOPS:
             from ....kernels.cpu import recurrence  # here, because it imports numba
 
             if recurrence.suits_loops(x_TI):
@@ -148,8 +151,14 @@ class RecurrentLayer:
         return output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C
 
     def _scan_span(
-        self, output_THV: torch.Tensor, inputs: RecurrenceInputs, states: LayerStates | None, span: StateSpan
+        self,
+        output_THV: torch.Tensor,
+        scan_part: Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]],
+        states: LayerStates | None,
+        span: StateSpan,
     ) -> None:
+        """Write the outputs of a row, and keep its states. `scan_part` computes some tokens from a state, and returns
+        the outputs and the state behind them."""
         config = self.config
         if span.source is None:
             shape = (config.num_heads, config.key_size, config.value_size)
@@ -161,7 +170,7 @@ class RecurrentLayer:
         for count, slot in (*span.saves, (span.stop - span.start, None)):
             if count > done:
                 own = slice(span.start + done, span.start + count)
-                output_THV[own], state_HKV = scan(state_HKV, *inputs.part(own))
+                output_THV[own], state_HKV = scan_part(state_HKV, own)
                 done = count
             if slot is not None and states is not None:
                 states.state_SHKV[slot] = state_HKV
@@ -190,14 +199,21 @@ class RecurrentLayer:
         return RecurrenceInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
 
     def _norm(self, output_THV: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
-        """Normalise each head and gate it; Mamba2 gates first and normalises each group of heads."""
-        gate_TI, dtype = F.silu(gate_TI.float()), self.norm_weight.dtype
-        if self.config.is_delta:
-            normed = F.rms_norm(output_THV, output_THV.shape[-1:], eps=self.norm_eps) * self.norm_weight.float()
-            return (normed.flatten(1) * gate_TI).to(dtype)
-        gated = (output_THV.flatten(1) * gate_TI).unflatten(-1, (self.config.num_key_heads, -1))
-        normed = F.rms_norm(gated, gated.shape[-1:], eps=self.norm_eps).flatten(1)
-        return (normed * self.norm_weight.float()).to(dtype)
+        """Normalise each head, or group of heads, and gate it; or gate first, or alone."""
+        x_TI, gate_TI, kind = output_THV.flatten(1), F.silu(gate_TI.float()), self.config.norm
+        if kind != "before the gate":
+            x_TI = x_TI * gate_TI
+        if kind != "none":
+            width = self.config.norm_width
+            parts = F.rms_norm(x_TI.unflatten(-1, (-1, width)), (width,), eps=self.norm_eps)
+            x_TI = (parts * self.norm_weight.float().view(-1, width)).flatten(1)
+        if kind == "before the gate":
+            x_TI = x_TI * gate_TI
+        return x_TI.to(self.norm_weight.dtype)
+
+    def linears(self) -> Iterator[Linear]:
+        """Iterate over the layer's products beside its two projections."""
+        yield from ()
 
     def destinations(self, prefix: str, projection: Linear) -> dict[str, Destination]:
         """Map the checkpoint tensors of the decoder layer `prefix`, but those of the output projection, to this layer's

@@ -31,6 +31,35 @@ def scan(
     return (torch.cat(outputs) if outputs else torch.zeros_like(v_NHV)), state_HKV
 
 
+def selective_scan(
+    state_HKV: torch.Tensor,
+    x_NV: torch.Tensor,
+    step_NV: torch.Tensor,
+    k_NK: torch.Tensor,
+    q_NK: torch.Tensor,
+    rate_KV: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute N tokens of one row by Mamba1's recurrence, S' = exp(step rate) S + k (step x)^T with an output S'^T q
+    (Gu and Dao 2023). Every place of the state, one head's, has a decay of its own.
+
+    Return the outputs [N, 1, V] and the state after the tokens.
+    """
+    outputs = []
+    for start in range(0, len(x_NV), CHUNK):
+        own = slice(start, start + CHUNK)
+        decay_CKV = torch.exp(step_NV[own][:, None] * rate_KV)
+        state_CKV = k_NK[own][:, :, None] * (step_NV[own] * x_NV[own])[:, None]
+        state_CKV[0] += decay_CKV[0] * state_HKV[0]
+        reach = 1
+        while reach < len(state_CKV):  # each adds the sum of as many tokens before it as it has itself
+            state_CKV[reach:] = state_CKV[reach:] + decay_CKV[reach:] * state_CKV[:-reach]
+            decay_CKV[reach:] = decay_CKV[reach:] * decay_CKV[:-reach]
+            reach *= 2
+        outputs.append(torch.einsum("nkv,nk->nv", state_CKV, q_NK[own])[:, None])
+        state_HKV = state_CKV[-1:]
+    return torch.cat(outputs), state_HKV
+
+
 def _chunk(
     state_HKV: torch.Tensor,
     q_CHK: torch.Tensor,
