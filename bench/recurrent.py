@@ -55,6 +55,7 @@ _DELTA = {
 }
 _MAMBA = {"mamba_n_heads": 16, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1}
 _LISTED = {"layer_types": ["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"] * 3 + ["full_attention"]}
+_CONVOLUTIONS = {"layer_types": ["conv"] * 3 + ["full_attention"] + ["conv"] * 3 + ["full_attention"]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3.5": ("Qwen3_5Text", _DELTA | _LISTED),
     "Granite 4": ("GraniteMoeHybrid", _MAMBA | _LISTED | {"num_local_experts": 0, "shared_intermediate_size": 1408}),
@@ -68,7 +69,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_groups": 2,
         },
     ),
-    "LFM2": ("Lfm2", {"layer_types": ["conv"] * 3 + ["full_attention"] + ["conv"] * 3 + ["full_attention"]}),
+    "Falcon-H1": ("FalconH1", {"mamba_n_heads": 16, "mamba_d_ssm": 1024, "mamba_d_state": 128, "key_multiplier": 0.7}),
+    "Jamba": ("Jamba", {"attn_layer_period": 4, "attn_layer_offset": 3, "num_experts": 1}),
+    "LFM2": ("Lfm2", _CONVOLUTIONS),
+    "LFM2-MoE": ("Lfm2Moe", _CONVOLUTIONS | {"num_experts": 8, "moe_intermediate_size": 352}),
 }
 Run = Callable[[int], float]
 

@@ -136,6 +136,7 @@ FLAGS = {
         "--itl",
         "--price",
         "--efficiency",
+        "--kv-dtype",
         "--limit",
     },
     "train-draft": {

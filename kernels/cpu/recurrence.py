@@ -13,7 +13,7 @@ among `saves_M2`: the state after so many tokens of the row goes to this slot, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -250,7 +250,7 @@ def _vectorised_softplus(x: np.float32) -> np.float32:
 @compiled(
     *for_float32_and_bfloat16(
         "void(int64, int64, int64[:,::1], int64[:,::1], {}[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
-        " float32[:,::1], float32[:,::1], float32[::1], float32[::1], float32[:,:,:,::1], {}[:,::1])"
+        " float32[:,::1], float32[::1], float32[::1], float32[:,:,:,::1], {}[:,::1])"
     )
 )
 def select_and_advance(
@@ -261,8 +261,7 @@ def select_and_advance(
     projected_TJ: FloatArray,
     x_TV: Floats,
     step_TV: Floats,
-    k_TK: Floats,
-    q_TK: Floats,
+    selected_TJ: Floats,
     log_decay_KV: Floats,
     step_bias_V: Floats,
     skip_V: Floats,
@@ -271,9 +270,9 @@ def select_and_advance(
 ) -> None:
     """Advance the channels [first, end) of Mamba1's states by all tokens, and write the gated outputs.
 
-    The gate's inputs are those of `projected_TJ` behind the channels.
+    The gate's inputs are those of `projected_TJ` behind the channels; `selected_TJ` ends in keys, then queries.
     """
-    K, V, size = len(log_decay_KV), x_TV.shape[1], end - first
+    K, V, J, size = len(log_decay_KV), x_TV.shape[1], selected_TJ.shape[1], end - first
     own_KV, rate_KV = np.empty((K, size), np.float32), np.empty((K, size), np.float32)
     step_V, d_V, sum_V = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     own_bias_V, own_skip_V = step_bias_V[first:end], skip_V[first:end]
@@ -308,7 +307,7 @@ def select_and_advance(
                 sum_V[v] = own_skip_V[v] * x_V[v]
             for k in range(K):
                 state_V = state_SHKV[source, 0, k, first:end] if in_place else own_KV[k]
-                key, query, rate_V = k_TK[t, k], q_TK[t, k], rate_KV[k]
+                key, query, rate_V = selected_TJ[t, J - 2 * K + k], selected_TJ[t, J - K + k], rate_KV[k]
                 for v in range(size):
                     state = state_V[v] * exp(step_V[v] * rate_V[v]) + key * d_V[v]
                     state_V[v] = state
@@ -438,15 +437,16 @@ def recurrent_layer(
 
 def selective_scan(
     projected_TJ: torch.Tensor,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     table: tuple[Ints, Ints],
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     state_SHKV: torch.Tensor,
 ) -> torch.Tensor:
     """Return the output [T, V] of Mamba1's layer before its output projection, and write the states that `table` keeps.
 
-    `inputs` are the convolution's outputs and the time steps without their bias [T, V], keys and queries [T, K];
-    `weights` the logarithms of decays [K, V], the bias of time steps and the skip's factors [V]. All are float32.
+    `inputs` are the convolution's outputs and the time steps without their bias [T, V], and a tensor [T, J] that ends
+    in keys, then queries. `weights` are the logarithms of decays [K, V], the bias of time steps and the skip's factors
+    [V]. All are float32.
     """
     out_TV = torch.empty(inputs[0].shape, dtype=projected_TJ.dtype)
     T, V = out_TV.shape
@@ -459,6 +459,27 @@ def selective_scan(
         multiple=_LANES,
     )
     return out_TV
+
+
+@compiled("void(float32[:,::1], int64[::1], float32[::1], float32)")
+def _normalise_parts(x_TJ: Floats, ends_P: Ints, weight_J: Floats, eps: float) -> None:
+    for t in range(len(x_TJ)):
+        start = 0
+        for end in ends_P:
+            total = np.float32(0)
+            for j in range(start, end):
+                total += x_TJ[t, j] * x_TJ[t, j]
+            scale = np.float32(1) / np.sqrt(total / np.float32(end - start) + eps)
+            for j in range(start, end):
+                x_TJ[t, j] *= scale * weight_J[j]
+            start = end
+
+
+def normalised_parts(x_TJ: torch.Tensor, sizes: Sequence[int], weight_J: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return float32 rows whose parts of `sizes` are each normalised to a root mean square of one, times weights."""
+    normed_TJ = x_TJ.to(torch.float32, copy=True)
+    _normalise_parts(normed_TJ.numpy(), np.cumsum(sizes), weight_J.float().numpy(), eps)
+    return normed_TJ
 
 
 def _share(shares: bool, size: int, compute: Callable[[int, int], object], multiple: int = 1) -> None:

@@ -98,7 +98,8 @@ def build_engine(
     if not whole_config.is_native:
         _check_transformers_settings(config, group)
         logger.info("transformers computes the layers of %s", whole_config.architecture)
-    check_recurrent_settings(config, whole_config, group)
+    device = choose_device(config.device)
+    check_recurrent_settings(config, whole_config, group, device)
     streaming = _streaming(config, group)
     if streaming is not None:
         whole_config = _streamed(whole_config, streaming)
@@ -108,7 +109,6 @@ def build_engine(
         group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))
     num_weights = num_parameters(whole_config)
-    device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
     if streaming is None:

@@ -20,8 +20,8 @@ _SLOTS_OF_A_REQUEST = 8  # no more are of use: its own, and the checkpoints of i
 _CHECKPOINTS_OF_A_REQUEST = 1  # at least, where the number of running requests follows from the slots
 
 
-def check_recurrent_settings(config: CoreConfig, model: ModelConfig, group: Group) -> None:
-    """Raise RequestError for a setting that models with recurrent layers do not know."""
+def check_recurrent_settings(config: CoreConfig, model: ModelConfig, group: Group, device: torch.device) -> None:
+    """Raise RequestError for a setting that models with recurrent layers do not know on `device`."""
     if model.recurrent is None:
         if config.state_slots is not None:
             raise RequestError(f"state_slots: {model.architecture} has no recurrent layers", param="state_slots")
@@ -29,7 +29,7 @@ def check_recurrent_settings(config: CoreConfig, model: ModelConfig, group: Grou
     reasons = {
         "tp": "they are not divided" if group.shard.size > 1 else None,
         "pp": "they are not divided" if group.stage.size > 1 else None,
-        "deterministic": "their sums depend on how a prompt is cut" if config.deterministic else None,
+        "deterministic": _why_not_deterministic(config, device) if config.deterministic else None,
         "overlap": "a step's states follow from the tokens of the one before" if config.overlap == "on" else None,
     }
     for setting in ("transfer_bind", "prefill_workers", "transfer_keys"):
@@ -40,6 +40,14 @@ def check_recurrent_settings(config: CoreConfig, model: ModelConfig, group: Grou
                 f"{setting} is not for models with recurrent layers, such as {model.architecture}: {reason}",
                 param=setting,
             )
+
+
+def _why_not_deterministic(config: CoreConfig, device: torch.device) -> str | None:
+    """Return the reason why sums would depend on how a prompt is cut; None where compiled loops take token by token."""
+    if device.type == "cpu" and config.kernels == "auto" and config.dtype != "float16":
+        return None
+    where = f"{device}, kernels {config.kernels!r}, dtype {config.dtype!r}"
+    return f"only a CPU's compiled loops, in float32 or bfloat16, compute a prompt alike however it is cut, not {where}"
 
 
 def allocate_states(config: CoreConfig, model: Decoder) -> int:

@@ -450,7 +450,13 @@ class Decoder:
             q_THD = (q_THD * scales_T[:, None, None]).to(q_THD.dtype)
         if self._head_slices is None:
             output_TC = attention.attend(q_THD, kv, scale, layer.sinks_H).view(T, -1)
-            return output_TC if gate_TC is None else output_TC * gate_TC.sigmoid()
+            if gate_TC is None:
+                return output_TC
+            # A vector's end is computed by other instructions than its middle.
+            gates_TC = (
+                in_fixed_rows(torch.sigmoid, gate_TC, FIXED_ROWS) if self.ops.deterministic else gate_TC.sigmoid()
+            )
+            return output_TC * gates_TC
         sinks_H = layer.sinks_H
         parts = [
             attention.attend(

@@ -12,11 +12,12 @@ import torch
 
 from ...kernels import Ops
 from ...kernels.reference.fixed_rows import in_fixed_rows
-from .linear import Destination, Linear, Loadable
+from .linear import Destination, Linear, Loadable, linear_parts
 from .mixture import MixtureMlp
 from .mlp import DenseMlp, Mlp
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
+from .recurrent.mixture import UngatedMixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class FixedRowsMlp:
 def with_fixed_product(linear: Linear, num_rows: int) -> Linear:
     """Return the layer with a product of `num_rows` rows at a time; the layer itself if its loops compute a row alike
     in any batch."""
-    return linear if packed_matrices([linear]) is not None else FixedRowsLinear(linear, num_rows)
+    return linear if packed_matrices(list(linear_parts(linear))) is not None else FixedRowsLinear(linear, num_rows)
 
 
 def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderParameters:
@@ -82,10 +83,13 @@ def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderPara
         return with_fixed_product(linear, num_rows)
 
     def mlp(whole: Mlp) -> Mlp:
-        if isinstance(whole, DenseMlp) and packed_matrices([whole.gate_up, whole.down]) is not None:
-            return whole
+        if isinstance(whole, DenseMlp):
+            products = [*linear_parts(whole.gate_up), *linear_parts(whole.down)]
+            return whole if packed_matrices(products) is not None else FixedRowsMlp(whole, num_rows)
         if not isinstance(whole, MixtureMlp):
             return FixedRowsMlp(whole, num_rows)
+        if isinstance(whole, UngatedMixture) and whole.to_latent is not None and whole.from_latent is not None:
+            whole = replace(whole, to_latent=rows(whole.to_latent), from_latent=rows(whole.from_latent))
         # Experts get other batches of tokens than the router.
         return replace(
             whole,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..models.config import ModelConfig
 from ..models.parallel.shard import why_indivisible
@@ -11,10 +11,12 @@ from .estimate import Arrangement, Estimate, Workload, estimate
 from .memory import KvFormat, WeightFormat
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
-KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")
+KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")  # unless one is asked for
 
 
-def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]:
+def arrangements(
+    config: ModelConfig, num_devices: int, kv_formats: Sequence[KvFormat] = KV_FORMATS
+) -> Iterator[Arrangement]:
     """Iterate over arrangements with at most `num_devices`: tp a power of two that divides the model, pp up to its
     layers, but 1 of a model with recurrent layers, which are not divided."""
     most_stages = config.num_layers if config.recurrent is None else 1
@@ -23,7 +25,7 @@ def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]
             continue
         for pp in range(1, min(num_devices // tp, most_stages) + 1):
             for weights in WEIGHT_FORMATS:
-                for kv in KV_FORMATS:
+                for kv in kv_formats:
                     yield Arrangement(tp=tp, pp=pp, weights=weights, kv=kv)
 
 
@@ -36,6 +38,7 @@ def choose(
     max_ttft: float | None = None,
     max_itl: float | None = None,
     efficiency: float = 1.0,
+    kv_formats: Sequence[KvFormat] = KV_FORMATS,
 ) -> list[Estimate]:
     """Return the estimates that fit and meet the targets, in seconds.
 
@@ -43,7 +46,7 @@ def choose(
     """
     found = [
         estimate(config, device, workload, arrangement, efficiency=efficiency)
-        for arrangement in arrangements(config, num_devices)
+        for arrangement in arrangements(config, num_devices, kv_formats)
     ]
     fitting = [
         one
@@ -55,6 +58,6 @@ def choose(
 
     def rank(one: Estimate) -> tuple[float, ...]:
         a = one.arrangement
-        return a.num_devices, WEIGHT_FORMATS.index(a.weights) + KV_FORMATS.index(a.kv), one.step_seconds
+        return a.num_devices, WEIGHT_FORMATS.index(a.weights) + kv_formats.index(a.kv), one.step_seconds
 
     return sorted(fitting, key=rank)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from ..protocol.errors import RequestError
 from .devices import DEVICES
+
+PlannedKv = Literal["bf16", "fp8", "int8", "int4"]
 
 
 def plan(
@@ -26,13 +28,19 @@ def plan(
         float,
         typer.Option(min=0.01, max=1.0, help="The part of the makers' rates that is reached; 1 gives the floors."),
     ] = 0.7,
+    kv_dtype: Annotated[
+        PlannedKv | None, typer.Option(help="Format of keys and values; default: bf16 and fp8 in turn.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Arrangements to show.")] = 12,
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
     # Reading a model's configuration imports torch, which `--help` must not.
+    import torch
+
+    from ..engine.kv_format import choose_kv_dtype
     from ..models.hub import local_model
     from ..models.read_config import read_config
-    from .choose import choose
+    from .choose import KV_FORMATS, choose
     from .estimate import Workload
     from .report import estimates_table, model_summary
 
@@ -48,6 +56,10 @@ def plan(
             param="prompt",
         )
     config = read_config(Path(local_model(model, weights=False) or model))
+    if kv_dtype is not None:  # which formats suit the model
+        choose_kv_dtype(
+            kv_dtype, torch.bfloat16, torch.device("cpu"), head_dim=config.head_dim, is_latent=config.latent is not None
+        )
     workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
     console = Console(highlight=False)
     console.print(model_summary(config), highlight=False)
@@ -59,6 +71,7 @@ def plan(
         max_ttft=None if ttft is None else ttft / 1e3,
         max_itl=None if itl is None else itl / 1e3,
         efficiency=efficiency,
+        kv_formats=KV_FORMATS if kv_dtype is None else (kv_dtype,),
     )
     if not estimates:
         console.print(f"no arrangement of {gpus} holds {concurrency} sequences of {context} tokens within the targets")

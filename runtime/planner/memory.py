@@ -7,18 +7,19 @@ from typing import Literal
 
 import torch
 
+from ...kernels import stored_size
+from ..engine.kv_format import KV_DTYPES
 from ..engine.kv_pool import PAGE_SIZE
 from ..engine.window_size import default_ratio
 from ..models.config import ModelConfig
 from ..models.size import ModelSize
 
 WeightFormat = Literal["bf16", "fp8", "int8", "int4"]
-KvFormat = Literal["bf16", "fp8", "int8"]
+KvFormat = Literal["bf16", "fp8", "int8", "int4"]
 
 # Bytes of a layer's weight, scales included: a float32 scale per channel is negligible; int4 has 16 bits of scale and
 # 4 of zero point per 128 weights.
 WEIGHT_BYTES: dict[WeightFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 20 / 8 / 128}
-KV_BYTES: dict[KvFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 
 
 def weight_bytes(size: ModelSize, weights: WeightFormat) -> float:
@@ -47,8 +48,9 @@ def mlp_width(config: ModelConfig) -> int:
 
 def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
-    heads = math.ceil(config.num_kv_heads / tp)
-    return config.num_kv_parts * config.num_kv_layers * heads * config.head_dim * KV_BYTES[kv]
+    heads, dtype = math.ceil(config.num_kv_heads / tp), KV_DTYPES[kv]
+    head = stored_size(config.head_dim, dtype) * dtype.itemsize  # int4 has its scale beside the codes
+    return config.num_kv_parts * config.num_kv_layers * heads * head
 
 
 def sequence_kv_bytes(config: ModelConfig, kv: KvFormat, tp: int, pp: int, context: int) -> float:

@@ -25,7 +25,7 @@ from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import CoreStats, Generate
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
 from ramiform.runtime.scheduler import batch
 from ramiform.runtime.speculation.build import build_source, resolve_speculation
 from ramiform.runtime.speculation.tree import DraftTree
@@ -190,6 +190,36 @@ def test_turns_with_other_kinds_of_layers_get_transformers_tokens(name: str, sha
     assert stats.num_checkpoints > 0
 
 
+BITS = {"Qwen3-Next": ("Qwen3Next", FIELDS), **OTHERS}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_deterministic_answers_have_the_bits_of_requests_alone(name: str, tmp_path: Path) -> None:
+    """In batches and chunks, after cached prefixes, with guesses."""
+    kind, fields = BITS[name]
+    own = make_model(getattr(transformers, f"{kind}Config")(**fields), tmp_path)
+    requests = [
+        Generate(
+            rid=f"r{number}",
+            tokens=[*some_tokens(45, seed=1), *some_tokens(3 * number, seed=2)],
+            sampling=SamplingParams(max_new_tokens=6, temperature=0.9 * (number % 2), seed=number, ignore_eos=True),
+            logprobs=LogprobParams(num_top=2),
+        )
+        for number in range(4)
+    ]
+    settings: dict[str, Any] = SHAPE | {"deterministic": True, "speculative_eagle_topk": 1}
+    engine = make_engine(own, **settings | {"prefix_cache": False})
+    expected: dict[str, Got] = {}
+    for one in requests:
+        expected |= run([one], engine=engine, **settings | {"prefix_cache": False})[0]
+    for shape in ({"prefill_budget": 16}, {"speculative": "ngram", "speculative_adaptive": False}):
+        engine = make_engine(own, **settings | shape)
+        got, stats, plans = run([*requests], engine=engine, stagger=3, **settings | shape)
+        check(got, expected, tolerance=0.0)
+        assert stats.num_cached_tokens > 0
+        assert max(len(plan.rows) for plan in plans) > 1
+
+
 @pytest.fixture(scope="module")
 def alone(model: Model) -> dict[str, Got]:
     engine = make_engine(model, prefix_cache=False, num_pages=512)
@@ -287,7 +317,8 @@ def test_aborts_lose_no_slot_and_change_no_other_answer(model: Model, alone: dic
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"deterministic": True}, "deterministic is not for models with recurrent layers"),
+        ({"deterministic": True, "dtype": "float16"}, "deterministic is not for models with recurrent layers"),
+        ({"deterministic": True, "kernels": "reference"}, "only a CPU's compiled loops, in float32 or bfloat16"),
         ({"overlap": "on"}, "overlap is not for models with recurrent layers"),
         ({"transfer_bind": "tcp://127.0.0.1:0"}, "transfer_bind is not for models with recurrent layers"),
         ({"state_slots": 1 << 33}, "recurrent states take .* GiB, more than cpu has .* lower state_slots"),

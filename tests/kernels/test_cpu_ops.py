@@ -74,14 +74,16 @@ def test_the_clamped_gate_equals_the_reference(T: int) -> None:
 
 @pytest.mark.parametrize("T", NUM_TOKENS)
 @pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 64), (3, 3, 6), (7, 1, 2)])
-def test_rotation_and_storing_equal_the_reference(T: int, H: int, K: int, D: int) -> None:
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_and_storing_equal_the_reference(normed: bool, T: int, H: int, K: int, D: int) -> None:
     qkv, cos, sin = random(T, H + 2 * K, D), random(T, 1, D, seed=1), random(T, 1, D, seed=2)
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(3))[:T]
 
     def run(ops: ReferenceOps, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         kv = KvCache(*torch.zeros(2, 200, K, D, dtype=dtype))
         args = RopeAndStoreArgs(cos.to(dtype), sin.to(dtype), slots, num_heads=H, eps=1e-5)
-        q = ops.rope_and_store(qkv.to(dtype), kv, None, args)
+        weight_HD = random(H + K, D, seed=5).to(dtype) if normed else None
+        q = ops.rope_and_store(qkv.to(dtype), kv, weight_HD, args)
         return q.double(), kv.k_SKD.double(), kv.v_SKD.double()
 
     for got, want in zip(run(CPU, torch.float32), run(REFERENCE, torch.float64), strict=True):

@@ -319,6 +319,19 @@ def test_the_command_shows_a_plan(folder: str) -> None:
     assert "cost/1M" in shown.output
 
 
+def test_a_plan_with_keys_and_values_in_four_bits_holds_what_the_pool_would(folder: str) -> None:
+    config = parse_config(LLAMA_70B, Path("config.json"))
+    pages = [bytes_per_page(config, dtype) for dtype in (torch.uint8, torch.bfloat16)]
+    assert kv_bytes(config, "int4") / kv_bytes(config, "bf16") == pages[0] / pages[1]
+    shown = CliRunner().invoke(app, ["plan", folder, "--gpus", "8xh100", "--kv-dtype", "int4"])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.output.splitlines() if line.strip()[:1].isdigit()]
+    assert {kv for _, _, _, kv, *_ in rows if kv.isalnum()} == {"int4"}
+    (Path(folder) / "config.json").write_text(json.dumps(LLAMA_70B | {"head_dim": 126}))
+    refused = CliRunner().invoke(app, ["plan", folder, "--gpus", "8xh100", "--kv-dtype", "int4"])
+    assert "heads whose size is a multiple of 4, this model's is 126" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -18,6 +18,7 @@ from .config import RecurrentConfig
 from .memory import LayerStates, RecurrentStep, StateSpan
 from .scan import scan
 
+WITH_LOOPS = ("cpu", "deterministic cpu")  # ops beside which compiled loops compute recurrent layers
 _L2_EPS = 1e-6  # of the lengths of queries and keys of gated delta nets
 
 
@@ -65,7 +66,7 @@ class RecurrentLayer:
         config = self.config
         if config.is_short:
             return self._gated_convolution(projected_TJ, states, plan, ops)
-        if ops.name == "cpu":
+        if ops.name in WITH_LOOPS:
             from ....kernels.cpu import recurrence  # here, because it imports numba
 
             if recurrence.suits_loops(projected_TJ):
@@ -109,7 +110,7 @@ class RecurrentLayer:
         """Compute a short convolution: its channels are gated before it and after."""
         before_TI, after_TI, x_TI = projected_TJ.chunk(3, dim=-1)
         x_TI = before_TI * x_TI
-        if ops.name == "cpu":
+        if ops.name in WITH_LOOPS:
             from ....kernels.cpu import recurrence  # here, because it imports numba
 
             if recurrence.suits_loops(x_TI):

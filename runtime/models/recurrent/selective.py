@@ -15,7 +15,7 @@ from ....kernels import Ops
 from ..linear import Destination, Linear, stacked_destinations
 from ..quantised.factory import make_linear
 from .config import RecurrentConfig
-from .layer import RecurrentLayer
+from .layer import WITH_LOOPS, RecurrentLayer
 from .memory import LayerStates, RecurrentStep
 from .scan import selective_scan
 
@@ -34,17 +34,21 @@ class SelectiveLayer(RecurrentLayer):
         self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep, ops: Ops
     ) -> torch.Tensor:
         V = self.config.inner
-        if ops.name == "cpu":
+        if ops.name in WITH_LOOPS:
             from ....kernels.cpu import recurrence  # here, because it imports numba
 
             if recurrence.suits_loops(projected_TJ):
                 memory = self._no_states(projected_TJ) if states is None else states
                 conv = self.conv_WC, self.conv_bias_C
                 x_TV = recurrence.causal_convolution(projected_TJ, plan.table, conv, memory.conv_SWC, activated=True)
-                step_TV, keys_TK, queries_TK = self._selected(x_TV)
+                sizes = (self.config.step_rank, self.config.key_size, self.config.key_size)
+                selected_TJ = recurrence.normalised_parts(
+                    self.select(x_TV.to(self.norms_J.dtype)), sizes, self.norms_J, self.norm_eps
+                )
+                step_TV = self.expand(selected_TJ[:, : sizes[0]].to(self.norms_J.dtype).contiguous()).float()
                 assert self.skip_H is not None
                 weights = self.log_decay_H, self.step_bias_H, self.skip_H
-                inputs = x_TV, step_TV, keys_TK, queries_TK
+                inputs = x_TV, step_TV, selected_TJ
                 return recurrence.selective_scan(projected_TJ, inputs, plan.table, weights, memory.state_SHKV)
         x_TV = F.silu(self._convolve(projected_TJ[:, :V], states, plan)).float()
         step_TV, keys_TK, queries_TK = self._selected(x_TV)
