@@ -1,7 +1,10 @@
 """Compiled attention of a CPU alone, by rows and keys: one row's tokens over keys in pages, with one thread.
 
     python -P bench/cpu_attention.py [--heads 14 --kv-heads 2 --head-dim 64] [--before CHECKOUT/.venv/bin/python]
+    python -P bench/cpu_attention.py --steps --heads 4 --dtype float32
 
+With `--steps` the cases are those of steps instead: rows over a shared prefix, each with keys of its own. A case is
+then computed for LAYERS caches in turn, as in a step, so that keys do not stay in the caches nearest to the core.
 Medians of the thread's processor time. `--before` names the Python of an environment with another checkout installed:
 both compute each case in turn, and the median of the ratios is shown.
 """
@@ -24,20 +27,46 @@ import typer
 
 PAGE = 16
 NUM_ROWS, NUM_KEYS = (1, 8, 64, 512, 2048), (200, 1000, 2048, 8192)
+# Rows, keys that all share, keys of each row behind them, new tokens of each row.
+STEPS = (
+    (1, 0, 100, 1),
+    (1, 0, 1000, 1),
+    (8, 0, 200, 1),
+    (32, 0, 100, 1),
+    (16, 992, 41, 1),
+    (16, 992, 250, 1),
+    (64, 1024, 30, 1),
+    (16, 992, 30, 30),
+    (1, 0, 512, 512),
+    (1, 1536, 512, 512),
+)
+LAYERS = 6
 ROUNDS = 7
 
 
-def case(num_rows: int, num_keys: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> Callable[[], object]:
+def case(
+    num_rows: int, shared: int, own: int, new: int, layers: int, heads: int, kv_heads: int, head_dim: int, dtype: str
+) -> Callable[[], object]:
+    """Return a function that computes `num_rows` rows of `new` tokens over `shared` and `own` keys, for all layers."""
     from ramiform.kernels import AttentionArgs, KvCache, RowSpan, for_device
+    from ramiform.kernels.huge_pages import zeros_in_huge_pages
 
     draw, kind = torch.Generator().manual_seed(0), getattr(torch, dtype)
-    num_pages = -(-num_keys // PAGE)
-    k_SKD, v_SKD = torch.randn(2, num_pages * PAGE, kv_heads, head_dim, generator=draw).to(kind)
-    kv = KvCache(k_SKD.clone(), v_SKD.clone())
-    rows = [RowSpan(num_keys - num_rows, num_rows, np.random.default_rng(0).permutation(num_pages))]
-    q_THD = torch.randn(num_rows, heads, head_dim, generator=draw).to(kind)
-    attention = for_device(torch.device("cpu")).attention(AttentionArgs(rows, kv, heads, PAGE, None, kind))
-    return lambda: attention.attend(q_THD, kv, head_dim**-0.5)
+    common, rest = shared // PAGE, -(-(shared + own) // PAGE) - shared // PAGE
+    pages = np.random.default_rng(0).permutation(common + num_rows * rest)
+
+    def numbers() -> torch.Tensor:
+        drawn = torch.randn(len(pages) * PAGE, kv_heads, head_dim, generator=draw)
+        return zeros_in_huge_pages(drawn.shape, kind).copy_(drawn)
+
+    caches = [KvCache(numbers(), numbers()) for _ in range(layers)]
+    rows = [
+        RowSpan(shared + own - new, new, np.concatenate([pages[:common], pages[common + row * rest :][:rest]]))
+        for row in range(num_rows)
+    ]
+    q_THD = torch.randn(num_rows * new, heads, head_dim, generator=draw).to(kind)
+    attention = for_device(torch.device("cpu")).attention(AttentionArgs(rows, caches[0], heads, PAGE, None, kind))
+    return lambda: [attention.attend(q_THD, kv, head_dim**-0.5) for kv in caches]
 
 
 def measure() -> None:
@@ -64,6 +93,7 @@ def main(
     kv_heads: Annotated[int, typer.Option(help="of keys and values")] = 2,
     head_dim: Annotated[int, typer.Option(help="of each")] = 64,
     dtype: Annotated[str, typer.Option(help="of queries and cache")] = "bfloat16",
+    steps: Annotated[bool, typer.Option(help="cases of steps: rows over a shared prefix")] = False,
     before: Annotated[Path | None, typer.Option(help="Python of an environment with another checkout")] = None,
     worker: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -89,18 +119,18 @@ def main(
         print(line, file=stdin, flush=True)
         return float(stdout.readline())
 
-    heads_of_table = ["us", *(["before", "ratio"] if before else [])]
-    print(f"| rows | keys | {' | '.join(heads_of_table)} |\n|---:|---:|{'---:|' * len(heads_of_table)}")
-    for num_rows in NUM_ROWS:
-        for num_keys in NUM_KEYS:
-            if num_keys < num_rows:
-                continue
-            line = json.dumps([num_rows, num_keys, heads, kv_heads, head_dim, dtype])
-            rounds = [[ask(place, line) for place in range(len(workers))] for _ in range(ROUNDS)]
-            cells = [f"{median(column):.0f}" for column in zip(*rounds, strict=True)]
-            if before:
-                cells.append(f"{median(old / new for new, old in rounds):.2f}")
-            print(f"| {num_rows} | {num_keys} | {' | '.join(cells)} |", flush=True)
+    columns = ["us", *(["before", "ratio"] if before else [])]
+    names = ["rows", "shared keys", "own keys", "new tokens"] if steps else ["rows", "keys"]
+    cases = STEPS if steps else [(1, 0, keys, rows) for rows in NUM_ROWS for keys in NUM_KEYS if keys >= rows]
+    print(f"| {' | '.join(names + columns)} |\n|{'---:|' * len(names + columns)}")
+    for shape in cases:
+        line = json.dumps([*shape, LAYERS if steps else 1, heads, kv_heads, head_dim, dtype])
+        rounds = [[ask(place, line) for place in range(len(workers))] for _ in range(ROUNDS)]
+        cells = [*shape] if steps else [shape[3], shape[2]]
+        cells += [f"{median(column):.0f}" for column in zip(*rounds, strict=True)]
+        if before:
+            cells.append(f"{median(old / new for new, old in rounds):.2f}")
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
     for each in workers:
         each.terminate()
         each.wait()

@@ -39,7 +39,7 @@ STEPS = {
 FAMILIES = [
     "Llama", "Qwen3", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Granite", "SmolLM3", "Glm4", "Exaone4",
     "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT", "DeepseekV2", "DeepseekV3", "GptOss",
-    "Llama4Text",
+    "Llama4Text", "Qwen3Moe", "Olmoe", "Mixtral",
 ]  # fmt: skip
 # Of DeepSeek V2 Lite, with fewer experts.
 LATENT = {
@@ -61,7 +61,7 @@ LATENT = {
 
 
 # Experts of a token, of 16. Llama 4 has a shared one beside it, and transformers computes all of them.
-MIXTURES = {"GptOss": 4, "Llama4Text": 1}
+MIXTURES = {"GptOss": 4, "Llama4Text": 1, "Qwen3Moe": 4, "Olmoe": 4, "Mixtral": 2}
 ALONE = ["Llama4Text"]  # refused through transformers, which computes them with its own cache here
 
 
@@ -88,7 +88,9 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
     if kind in MIXTURES:
         sizes |= {
             "intermediate_size": 11 * hidden // 32,
+            "moe_intermediate_size": 11 * hidden // 32,
             "num_local_experts": 16,
+            "num_experts": 16,
             "num_experts_per_tok": MIXTURES[kind],
         }
     known = {name for base in of.__mro__ for name in getattr(base, "__annotations__", {})} | set(of.attribute_map)

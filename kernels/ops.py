@@ -47,6 +47,10 @@ class LatentArgs(NamedTuple):
     attention: Attention
     matrices: Any  # `cpu.latent_attention.LatentMatrices`
     scale: float
+    norm_C: torch.Tensor  # of latents
+    eps: float
+    rope: RopeAndStoreArgs
+    interleaved: bool  # as of `store_latent`
 
 
 class Ops(Protocol):
@@ -101,11 +105,15 @@ class Ops(Protocol):
         """
         ...
 
-    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
-        """Return attention to the latents of a cache, [T, H * V], in whichever form takes less; None: these ops have no
-        loops for it, and the model multiplies queries and outputs by its matrices itself.
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
+        """Return latent attention, [T, H * V], in whichever form takes less; None: these ops have no loops for it, and
+        the model calls `store_latent` and multiplies by its matrices itself.
 
-        `q_THD` are queries before absorption, whose last dimensions are rotated.
+        A row of `q_TY` begins with the queries of all heads, before rotation and absorption; a row of `first_TX` ends
+        with the latent, before its norm, and the part of the key to be rotated. Queries are rotated in place, latents
+        written to the cache.
         """
         ...
 

@@ -22,7 +22,8 @@ from numba import carray, types
 from ..arguments import AttentionArgs
 from ..kv_cache import KvCache
 from ..reference.quantise import E4M3
-from .attention_dots import NO_BASE, ROWS, TOTAL_BYTES, attend_block, fetch_block, pack_block, round_query, total_weight
+from .attention_dots import ROWS as DOT_ROWS
+from .attention_dots import attend_block, pack_block, round_query
 from .attention_inner import (
     BFLOAT16,
     BFLOAT16_DOTS,
@@ -31,21 +32,30 @@ from .attention_inner import (
     FLOAT16,
     FLOAT32,
     INT8,
+    KEYS_AT_ONCE,
     LOG2_E,
+    NO_BASE,
+    ROW_BYTES,
+    ROWS,
+    TOTAL_BYTES,
     address_of,
-    gather_rows,
-    highest_score,
+    gather,
     mask_scores,
+    pack_keys,
     pointer_to,
+    read_query,
     score_rows,
+    total_weight,
     weigh_scores,
     weigh_values,
+    write_output,
 )
 from .attention_plan import (
     BEGINS,
     COST,
     ENDS,
     GROUP,
+    HEADS,
     MAX_QUERIES,
     NUM_TILES,
     SEGMENT_FIELDS,
@@ -54,12 +64,15 @@ from .attention_plan import (
     TILES,
     TOKENS,
     AttentionPlan,
-    find_slots,
+    copy_block,
+    fetch_block,
+    find_addresses,
+    set_addresses,
 )
-from .bfloat16 import narrow, widen
-from .compiled import Floats, Ints, compiled_in_order, exp
+from .compiled import Ints, compiled_in_order
 from .instructions import HOST
 from .thread_pool import num_threads, run_tasks
+from .tile import FETCH_BYTES
 
 LANES = HOST.lanes
 
@@ -77,18 +90,20 @@ QUERY_DTYPES = (torch.float32, torch.bfloat16)
 KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, DESCRIPTOR = range(10)
 
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
-_FEW_ROWS = 4  # rows that read a float32 block where it lies: copying it would cost more than it saves
-_LN_2 = np.float32(0.6931471805599453)
-_NOTHING = np.float32(-np.inf)
+_FEW_ROWS = 2  # rows that read a float32 block where it lies: packing it would cost more than it saves
 
-_floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+_floats = pointer_to(types.float32)
 _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 
-_gather_float32, _gather_bfloat16, _gather_float16, _gather_e4m3, _gather_int8 = map(gather_rows, range(5))
-_score_one, _score_two, _score_three = score_rows(1), score_rows(2), score_rows(3)
-_weigh_one, _weigh_one_by_four, _weigh_one_by_eight = (weigh_values(1, vectors) for vectors in (1, 4, 8))
-_weigh_two, _weigh_two_by_four = weigh_values(2, 1), weigh_values(2, 4)
-_weigh_three, _weigh_three_by_four = weigh_values(3, 1), weigh_values(3, 4)
+_score_1, _score_2 = score_rows(1, in_place=True), score_rows(2, in_place=True)
+_score_2_packed, _score_4_packed = score_rows(2, in_place=False), score_rows(4, in_place=False)
+_WIDE = HOST.vectors  # vectors of four rows: their sums stay in registers
+_weigh_1, _weigh_2, _weigh_4 = (
+    weigh_values(1, 4, fetches=True),
+    weigh_values(2, 4, fetches=True),
+    weigh_values(4, _WIDE),
+)
+_weigh_1_rest, _weigh_2_rest, _weigh_4_rest = (weigh_values(rows, 1) for rows in (1, 2, 4))
 
 
 def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
@@ -104,143 +119,136 @@ def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
 
 
 @compiled_in_order("int64(int64[::1], int64[::1])")
+def _heads_of_task(plan: Ints, kv: Ints) -> int:
+    """Return the number of key/value heads of a task."""
+    return plan[HEADS] if kv[KV_HEADS] % plan[HEADS] == 0 else 1  # type: ignore[no-any-return]
+
+
+@compiled_in_order("int64(int64[::1], int64[::1])")
 def num_tasks(plan: Ints, kv: Ints) -> int:
-    """Return the number of independent tasks of a plan: a tile and a key/value head each."""
-    return plan[NUM_TILES] * kv[KV_HEADS]  # type: ignore[no-any-return]
+    """Return the number of independent tasks of a plan: a tile and some key/value heads each."""
+    return plan[NUM_TILES] * (kv[KV_HEADS] // _heads_of_task(plan, kv))  # type: ignore[no-any-return]
 
 
 @compiled_in_order("int64(int64[::1], int64[::1])")
 def scratch_size(plan: Ints, kv: Ints) -> int:
     """Return the float32s of scratch memory that a thread needs for the plan's tasks."""
-    rows = plan[MAX_QUERIES] * plan[GROUP]
+    rows = plan[MAX_QUERIES] * plan[GROUP] * plan[HEADS] + ROWS
     size = -(-kv[HEAD_SIZE] // LANES) * LANES
-    return rows * (2 * size + BLOCK + 3) + (2 * BLOCK + 1) * size + (4 + ROWS) * BLOCK + LANES  # type: ignore[no-any-return]
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, float32, int64)")
-def _read_query(source: int, dtype: int, first: int, D: int, size: int, scale: float, target: int) -> None:
-    """Write a query, times `scale`, and zeros up to `size`. It is the numbers from `first` on at the address
-    `source`."""
-    to = carray(_floats(target), (size,))
-    if dtype == FLOAT32:
-        wide = carray(_floats(source + 4 * first), (D,))
-        for d in range(D):
-            to[d] = wide[d] * scale
-    else:
-        half = carray(_halves(source + 2 * first), (D,))
-        for d in range(D):
-            to[d] = widen(half[d]) * scale
-    for d in range(D, size):
-        to[d] = 0
-
-
-@compiled_in_order("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
-def _find_addresses(first_L: Ints, num: int, source: int, width: int, D: int, staged: int, addresses_L: Ints) -> None:
-    """Write the addresses of a block's keys (or values) of `width` bytes a number. If `staged` is an address and not 0,
-    they are copied there, with zeros up to a multiple of LANES numbers."""
-    for key in range(num):
-        addresses_L[key] = source + width * first_L[key]
-    if staged != 0:
-        size = -(-D // LANES) * LANES * width
-        for key in range(num):
-            row = carray(_bytes(addresses_L[key]), (D * width,))
-            addresses_L[key] = staged + key * size
-            to = carray(_bytes(addresses_L[key]), (size,))
-            for byte in range(D * width):
-                to[byte] = row[byte]
-            for byte in range(D * width, size):
-                to[byte] = 0
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64[::1])")
-def _gather(dtype: int, addresses: int, num: int, size: int, to: int, addresses_L: Ints) -> None:
-    """Copy a block's keys (or values) as float32s, and write their new addresses."""
-    if dtype == FLOAT32:
-        _gather_float32(addresses, num, size, to)
-    elif dtype == BFLOAT16:
-        _gather_bfloat16(addresses, num, size, to)
-    elif dtype == FLOAT16:
-        _gather_float16(addresses, num, size, to)
-    elif dtype == E4M3_CODES:
-        _gather_e4m3(addresses, num, size, to)
-    else:
-        _gather_int8(addresses, num, size, to)
-    for key in range(num):
-        addresses_L[key] = to + 4 * size * key
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64)")
-def _score(q: int, num_rows: int, size: int, addresses: int, num_keys: int, scores: int) -> None:
-    """Write the scores of all rows with a block's keys."""
-    row = 0
-    while row < num_rows:
-        left = num_rows - row
-        queries, to = q + 4 * row * size, scores + 4 * row * BLOCK
-        if left >= 3 and left != 4:
-            _score_three(queries, size, addresses, num_keys, to)
-            row += 3
-        elif left >= 2:
-            _score_two(queries, size, addresses, num_keys, to)
-            row += 2
-        else:
-            _score_one(queries, size, addresses, num_keys, to)
-            row += 1
+    return rows * (2 * size + BLOCK + LANES + 1) + 5 * BLOCK * size + (6 + DOT_ROWS) * BLOCK + size + LANES  # type: ignore[no-any-return]
 
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")
-def _weigh(weights: int, factors: int, num_rows: int, size: int, addresses: int, num_keys: int, sums: int) -> None:
-    """Scale the sums of all rows by their factors, and add a block's values by their weights."""
+def _begin_rows(bases: int, totals: int, sums: int, num_rows: int, size: int, sinks: int, group: int) -> None:
+    """Set what rows of one key/value head have seen: nothing, or the sinks of `group` heads at an address."""
+    base_R, total_RL = carray(_floats(bases), (num_rows,)), carray(_floats(totals), (num_rows, LANES))
+    carray(_floats(sums), (num_rows, size))[:] = 0
+    total_RL[:] = 0
+    for row in range(num_rows):
+        base_R[row] = NO_BASE
+        if sinks != 0:
+            base_R[row] = max(carray(_floats(sinks), (group,))[row % group] * LOG2_E, NO_BASE)
+            total_RL[row, 0] = 1
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64)")
+def _score(
+    q: int, num_rows: int, size: int, keys: int, offset: int, packed: bool, num_keys: int, scores: int, coming: int
+) -> None:
+    """Write the scores of all rows with a block's keys, and of up to ROWS - 1 more that do not exist."""
     row = 0
     while row < num_rows:
         left = num_rows - row
-        w, f, to = weights + 4 * row * BLOCK, factors + 4 * row, sums + 4 * row * size
-        d = 0
-        if left >= 3 and left != 4:
-            while d + 4 * LANES <= size:
-                _weigh_three_by_four(w, f, addresses, num_keys, 4 * d, to, size)
-                d += 4 * LANES
-            while d < size:
-                _weigh_three(w, f, addresses, num_keys, 4 * d, to, size)
-                d += LANES
-            row += 3
-        elif left >= 2:
-            while d + 4 * LANES <= size:
-                _weigh_two_by_four(w, f, addresses, num_keys, 4 * d, to, size)
-                d += 4 * LANES
-            while d < size:
-                _weigh_two(w, f, addresses, num_keys, 4 * d, to, size)
-                d += LANES
+        queries, to = q + 4 * row * size, scores + ROW_BYTES * row
+        if packed and left > 2:
+            _score_4_packed(queries, size, keys, 0, num_keys, to, 0)
+            row += 4
+        elif packed:
+            _score_2_packed(queries, size, keys, 0, num_keys, to, 0)
+            row += 2
+        elif left == 2:
+            _score_2(queries, size, keys, offset, num_keys, to, coming)
             row += 2
         else:
-            while d + 8 * LANES <= size:
-                _weigh_one_by_eight(w, f, addresses, num_keys, 4 * d, to, size)
-                d += 8 * LANES
-            while d + 4 * LANES <= size:
-                _weigh_one_by_four(w, f, addresses, num_keys, 4 * d, to, size)
-                d += 4 * LANES
-            while d < size:
-                _weigh_one(w, f, addresses, num_keys, 4 * d, to, size)
-                d += LANES
+            _score_1(queries, size, keys, offset, num_keys, to, coming)
             row += 1
 
 
-@compiled_in_order("void(int64, int64, int64, int64, int64)")
-def _softmax(scores: int, num_rows: int, factors: int, highest: int, totals: int) -> None:
-    """Replace a block's scores by their weights, update the rows' largest score and total weight, and write the factors
-    of what was summed before."""
-    factor_R, highest_R = carray(_floats(factors), (num_rows,)), carray(_floats(highest), (num_rows,))
-    total_R = carray(_floats(totals), (num_rows,))
-    for r in range(num_rows):
-        before = highest_R[r]
-        found = highest_score(scores + 4 * r * BLOCK)
-        found = before if found < before else found
-        highest_R[r] = found
-        factor_R[r] = np.float32(0) if found == before else before - found
-    for r in range(num_rows):
-        factor_R[r] = exp(factor_R[r] * _LN_2)
-    for r in range(num_rows):
-        base = highest_R[r] if highest_R[r] != _NOTHING else np.float32(0)
-        total_R[r] = total_R[r] * factor_R[r] + weigh_scores(scores + 4 * r * BLOCK, base)
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+def _weigh(
+    weights: int, num_rows: int, size: int, values: int, num: int, offset: int, sums: int, coming: int, start: int
+) -> None:
+    """Add a block's values to the sums of all rows, by their weights."""
+    row = 0
+    per_vector = 8 * BLOCK * TOTAL_BYTES // FETCH_BYTES
+    while row < num_rows:
+        left = num_rows - row
+        count = 4 if left >= 4 else 2 if left >= 2 else 1
+        w, to = weights + ROW_BYTES * row, sums + 4 * row * size
+        wide = (_WIDE if count == 4 else 4) * LANES
+        d = 0
+        while d < size:
+            rest = d + wide > size
+            v, at, ahead = offset + 4 * d, to + 4 * d, coming + d // LANES * per_vector
+            if count == 4 and rest:
+                _weigh_4_rest(w, values, num, v, at, 4 * size, ahead, start)
+            elif count == 4:
+                _weigh_4(w, values, num, v, at, 4 * size, ahead, start)
+            elif count == 2 and rest:
+                _weigh_2_rest(w, values, num, v, at, 4 * size, ahead, start)
+            elif count == 2:
+                _weigh_2(w, values, num, v, at, 4 * size, ahead, start)
+            elif rest:
+                _weigh_1_rest(w, values, num, v, at, 4 * size, ahead, start)
+            else:
+                _weigh_1(w, values, num, v, at, 4 * size, ahead, start)
+            d += LANES if rest else wide
+        row += count
+
+
+@compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 15)}, float32, int64)")
+def _attend_floats(
+    keys: int,
+    key_offset: int,
+    packed: bool,
+    values: int,
+    value_offset: int,
+    coming: int,
+    coming_offset: int,
+    base: int,
+    num_keys: int,
+    size: int,
+    queries: int,
+    sums: int,
+    bases: int,
+    totals: int,
+    begins: int,
+    ends: int,
+    num_queries: int,
+    group: int,
+    cap: float,
+    scores: int,
+) -> None:
+    """Add a block's values, float32s, to the sums of `num_queries` times `group` rows, by the weights of its keys.
+
+    The block has `num_keys` keys from the place `base` on. They lie `key_offset` bytes behind the addresses at `keys`,
+    or are `packed` there; the values `value_offset` bytes behind those at `values`. Of few rows the kernels fetch keys
+    at the addresses at `coming`, and values `coming_offset` bytes behind them. Further arguments but numbers are
+    addresses: of the first row's query, sums (`size` float32s a row), base and total (LANES float32s), of the places
+    that the queries see (int64s), and of memory for the scores of all rows and ROWS more.
+    """
+    begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
+    num_rows, padded = num_queries * group, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE
+    _score(queries, num_rows, size, keys, key_offset, packed, padded, scores, coming)
+    for query in range(num_queries):
+        begin = min(max(begins_Q[query] - base, 0), BLOCK)
+        end = min(max(ends_Q[query] - base, 0), BLOCK)
+        for row in range(query * group, (query + 1) * group):
+            of_row = scores + ROW_BYTES * row
+            if begin > 0 or end < BLOCK or cap > 0:
+                mask_scores(of_row, begin, end, cap)
+            weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * size * row, size)
+    _weigh(scores, num_rows, size, values, num_keys, value_offset, sums, coming, coming_offset)
 
 
 @compiled_in_order("void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32, int64)")
@@ -257,7 +265,7 @@ def attend_task(
     cap: float,
     scratch: int,
 ) -> None:
-    """Write `softmax(scale * q k^T) v` of the queries of one tile and one key/value head.
+    """Write `softmax(scale * q k^T) v` of the queries of one tile and one or more key/value heads.
 
     `task` is below `num_tasks`. `plan` is an `AttentionPlan.array`, `kv` a `kv_descriptor`. `q` and `out` are addresses
     of [T, H, D], whose numbers have the dtype code `dtype` (FLOAT32 or BFLOAT16); a token is `q_stride` or `out_stride`
@@ -265,126 +273,117 @@ def attend_task(
     address of `scratch_size` float32s, aligned to 8 bytes, the thread's own. Nothing is allocated.
     """
     K, D, G, places = kv[KV_HEADS], kv[HEAD_SIZE], plan[GROUP], address_of(plan)
-    tile, head = task // K, task % K
+    together = _heads_of_task(plan, kv)
+    tile, first_head = task // (K // together), task % (K // together) * together
     at = plan[TILES] + tile * TILE_FIELDS
     first_q, end_q, first_segment, end_segment = plan[at], plan[at + 1], plan[at + 2], plan[at + 3]
     R, size = (end_q - first_q) * G, -(-D // LANES) * LANES
-    dots = kv[DTYPE] == BFLOAT16_DOTS
-    scratch = (scratch + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)  # vectors that lie in one cache line load faster
-    addresses = scratch + 8 * BLOCK
-    queries = addresses + 8 * BLOCK
-    sums = queries + 4 * R * size
-    gathered = sums + 4 * R * size
-    scores = gathered + 4 * BLOCK * size
-    work = scores + 4 * R * BLOCK
-    factors = work + 4 * (ROWS * BLOCK + size)
-    highest, totals = factors + 4 * R, scores if dots else factors + 8 * R
-    staged = factors + 12 * R if size > D else 0
-    first_L, addresses_L = carray(_ints(scratch), (BLOCK,)), carray(_ints(addresses), (BLOCK,))
-    sums_RD = carray(_floats(sums), (R, size))
-    highest_R, total_R = carray(_floats(highest), (R,)), carray(_floats(totals), (R,))
-    totals_RL = carray(_floats(totals), (R, LANES))  # of dots
     cached = kv[DTYPE]
+    dots = cached == BFLOAT16_DOTS
     width = 4 if cached == FLOAT32 else 1 if cached in (E4M3_CODES, INT8) else 2
+    query_bytes = (2 if dots else 4) * size
+    scratch = (scratch + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)  # vectors that lie in one cache line load faster
+    addresses, coming, copies = scratch, scratch + 8 * BLOCK, scratch + 16 * BLOCK
+    queries = scratch + 24 * BLOCK
+    sums = queries + 4 * (together * R + ROWS) * size
+    totals = sums + 4 * together * R * size
+    packed = totals + TOTAL_BYTES * together * R
+    gathered = packed + 4 * BLOCK * size  # keys, then values
+    staged = gathered + 8 * BLOCK * size
+    scores = staged + 2 * width * BLOCK * size
+    bases = scores + max(ROW_BYTES * (R + ROWS), 4 * (DOT_ROWS * BLOCK + size))
 
     # Scores are in powers of two, which saves the exponential a product.
-    q_scale = scale / cap if cap > 0 else scale * LOG2_E
-    out_scale = np.float32(1)
-    if kv[KEY_SCALES] != 0:
-        q_scale *= carray(_floats(kv[KEY_SCALES]), (K,))[head]
-        out_scale = carray(_floats(kv[VALUE_SCALES]), (K,))[head]
-    for query in range(first_q, end_q):
-        token = plan[plan[TOKENS] + query]
-        for g in range(G):
-            row, place = (query - first_q) * G + g, token * q_stride + (head * G + g) * D
-            sums_RD[row] = 0
-            base, total = NO_BASE if dots else _NOTHING, np.float32(0)
-            if kv[SINKS] != 0:
-                base = max(carray(_floats(kv[SINKS]), (K * G,))[head * G + g] * LOG2_E, NO_BASE)
-                total = np.float32(1)
-            highest_R[row] = base
-            if dots:
-                round_query(q, dtype, place, D, size, queries + 2 * row * size)
-                totals_RL[row], totals_RL[row, 0] = 0, total
-            else:
-                _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
-                total_R[row] = total
-
-    for segment in range(first_segment, end_segment):
-        at = plan[SEGMENTS] + segment * SEGMENT_FIELDS
-        low, high, first_block, end_block = plan[at], plan[at + 1], plan[at + 2], plan[at + 3]
-        unit, table, length = plan[at + 4], plan[at + 5], plan[at + 6]
-        for block in range(first_block, end_block):
-            base = block * BLOCK
-            # The first and the last queries may see nothing of the block.
-            start, stop = low, high
-            while start < stop and (plan[plan[ENDS] + start] <= base or plan[plan[BEGINS] + start] >= base + BLOCK):
-                start += 1
-            while start < stop and (
-                plan[plan[ENDS] + stop - 1] <= base or plan[plan[BEGINS] + stop - 1] >= base + BLOCK
-            ):
-                stop -= 1
-            if start == stop:
-                continue
-            num_keys = min(length - base, BLOCK)
-            row, num_rows = (start - first_q) * G, (stop - start) * G
-            gather = cached != FLOAT32 or num_rows > _FEW_ROWS
-            find_slots(plan, table, unit, base, num_keys, kv[STRIDE], first_L)
-            for values in range(2):
-                source = (kv[VALUES] if values else kv[KEYS]) + width * head * D
-                _find_addresses(first_L, num_keys, source, width, D, staged, addresses_L)
+    score_scale = scale / cap if cap > 0 else scale * LOG2_E
+    for head in range(together):
+        q_scale = score_scale
+        if kv[KEY_SCALES] != 0:
+            q_scale *= carray(_floats(kv[KEY_SCALES]), (K,))[first_head + head]
+        sinks = 0 if kv[SINKS] == 0 else kv[SINKS] + 4 * (first_head + head) * G
+        _begin_rows(
+            bases + 4 * head * R, totals + TOTAL_BYTES * head * R, sums + 4 * head * R * size, R, size, sinks, G
+        )
+        for query in range(first_q, end_q):
+            for g in range(G):
+                place = plan[plan[TOKENS] + query] * q_stride + ((first_head + head) * G + g) * D
+                to = queries + query_bytes * (head * R + (query - first_q) * G + g)
                 if dots:
-                    pack_block(addresses, num_keys, size, values, gathered + 2 * values * BLOCK * size)
-                    continue
-                if gather:
-                    _gather(cached, addresses, num_keys, size, gathered, addresses_L)
-                if values:
-                    _weigh(
-                        scores + 4 * row * BLOCK,
-                        factors + 4 * row,
-                        num_rows,
-                        size,
-                        addresses,
-                        num_keys,
-                        sums + 4 * row * size,
-                    )
-                    continue
-                for more in range(num_keys, min(-(-num_keys // 8) * 8, BLOCK)):
-                    addresses_L[more] = addresses_L[num_keys - 1]
-                _score(queries + 4 * row * size, num_rows, size, addresses, num_keys, scores + 4 * row * BLOCK)
-                for query in range(start, stop):
-                    begin = min(max(plan[plan[BEGINS] + query] - base, 0), BLOCK)
-                    end = min(max(plan[plan[ENDS] + query] - base, 0), BLOCK)
-                    if begin > 0 or end < BLOCK or cap > 0:
-                        for r in range((query - first_q) * G, (query - first_q + 1) * G):
-                            mask_scores(scores + 4 * r * BLOCK, begin, end, cap)
-                _softmax(scores + 4 * row * BLOCK, num_rows, factors + 4 * row, highest + 4 * row, totals + 4 * row)
-            if dots:
-                if block + 1 < end_block:
-                    num_coming = min(length - base - BLOCK, BLOCK)
-                    find_slots(plan, table, unit, base + BLOCK, num_coming, kv[STRIDE], first_L)
-                    fetch_block(scratch, num_coming, kv[KEYS] + 2 * head * D, D)
-                    fetch_block(scratch, num_coming, kv[VALUES] + 2 * head * D, D)
-                attend_block(
-                    gathered, gathered + 2 * BLOCK * size, base, num_keys, size,
-                    queries + 2 * row * size, sums + 4 * row * size, highest + 4 * row, totals + TOTAL_BYTES * row,
-                    places + 8 * (plan[BEGINS] + start), places + 8 * (plan[ENDS] + start), stop - start, G,
-                    q_scale, cap, work,
-                )  # fmt: skip
+                    round_query(q, dtype, place, D, size, to)
+                else:
+                    read_query(q, dtype, place, D, size, q_scale, to)
 
-    for query in range(first_q, end_q):
-        token = plan[plan[TOKENS] + query]
-        for g in range(G):
-            row, place = (query - first_q) * G + g, token * out_stride + (head * G + g) * D
-            factor = out_scale / (total_weight(totals + TOTAL_BYTES * row) if dots else total_R[row])
-            if dtype == FLOAT32:
-                wide = carray(_floats(out + 4 * place), (D,))
-                for d in range(D):
-                    wide[d] = sums_RD[row, d] * factor
-            else:
-                half = carray(_halves(out + 2 * place), (D,))
-                for d in range(D):
-                    half[d] = narrow(sums_RD[row, d] * factor, half[d])
+    segment, at = first_segment, plan[SEGMENTS] + first_segment * SEGMENT_FIELDS
+    source, slot_bytes, value_offset = kv[KEYS] + width * first_head * D, width * kv[STRIDE], kv[VALUES] - kv[KEYS]
+    block, num_keys = plan[at + 2], 0
+    if segment < end_segment:
+        num_keys = find_addresses(plan, at, block, source, slot_bytes, addresses)
+    while segment < end_segment:
+        low, high, base = plan[at], plan[at + 1], block * BLOCK
+        block, num_coming = block + 1, 0
+        if block == plan[at + 3]:
+            segment, at = segment + 1, at + SEGMENT_FIELDS
+            block = plan[at + 2]
+        if segment < end_segment:
+            num_coming = find_addresses(plan, at, block, source, slot_bytes, coming)
+        # The first and the last queries may see nothing of the block.
+        while low < high and (plan[plan[ENDS] + low] <= base or plan[plan[BEGINS] + low] >= base + BLOCK):
+            low += 1
+        while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
+            high -= 1
+        few = (high - low) * G <= _FEW_ROWS
+        # Of whole blocks the kernels fetch what comes, for each of the heads a share.
+        fetches = few and cached == FLOAT32 and together * width * size == FETCH_BYTES and num_keys == BLOCK
+        if not fetches and num_coming > 0:
+            fetch_block(coming, num_coming, 0, together * width * D)
+            fetch_block(coming, num_coming, value_offset, together * width * D)
+        begins, ends = places + 8 * (plan[BEGINS] + low), places + 8 * (plan[ENDS] + low)
+        for head in range(together if low < high else 0):
+            row = head * R + (low - first_q) * G
+            own, keys, values = addresses, width * head * D, value_offset + width * head * D
+            if size > D:
+                copy_block(own, keys, num_keys, width * D, width * size, staged)
+                copy_block(own, values, num_keys, width * D, width * size, staged + width * BLOCK * size)
+                own, keys, values = copies, 0, width * BLOCK * size
+                set_addresses(staged, width * size, num_keys, own)
+            q_rows, sums_rows = queries + query_bytes * row, sums + 4 * size * row
+            bases_rows, totals_rows = bases + 4 * row, totals + TOTAL_BYTES * row
+            if dots:
+                pack_block(own, keys, num_keys, size, False, gathered)
+                pack_block(own, values, num_keys, size, True, gathered + 2 * BLOCK * size)
+                attend_block(
+                    gathered, gathered + 2 * BLOCK * size, base, num_keys, size, q_rows, sums_rows, bases_rows,
+                    totals_rows, begins, ends, high - low, G, score_scale, cap, scores,
+                )  # fmt: skip
+                continue
+            if cached != FLOAT32:
+                gather(cached, own, keys, num_keys, size, gathered)
+                gather(cached, own, values, num_keys, size, gathered + 4 * BLOCK * size)
+                own, keys, values = copies, 0, 4 * BLOCK * size
+                set_addresses(gathered, 4 * size, num_keys, own)
+            keys_at = own
+            if not few:
+                pack_keys(own, keys, size, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE, packed)
+                keys_at = packed
+            ahead, ahead_offset = own, values
+            if fetches and num_coming > 0:
+                ahead, ahead_offset = coming + 8 * head * (BLOCK * width * D // FETCH_BYTES), value_offset
+            _attend_floats(
+                keys_at, keys, not few, own, values, ahead, ahead_offset, base, num_keys, size, q_rows,
+                sums_rows, bases_rows, totals_rows, begins, ends, high - low, G, cap, scores,
+            )  # fmt: skip
+        num_keys = num_coming
+        addresses, coming = coming, addresses
+
+    for head in range(together):
+        out_scale = np.float32(1)
+        if kv[VALUE_SCALES] != 0:
+            out_scale = carray(_floats(kv[VALUE_SCALES]), (K,))[first_head + head]
+        for query in range(first_q, end_q):
+            for g in range(G):
+                row = head * R + (query - first_q) * G + g
+                place = plan[plan[TOKENS] + query] * out_stride + ((first_head + head) * G + g) * D
+                factor = out_scale / total_weight(totals + TOTAL_BYTES * row)
+                write_output(sums + 4 * size * row, D, factor, out, dtype, place)
 
 
 @compiled_in_order(
@@ -408,17 +407,6 @@ def attend_tasks(
     scratch = np.empty(scratch_size(plan, kv) // 2 + 1, dtype=np.int64)
     for task in range(first, end, step):
         attend_task(task, plan, kv, q, q_stride, out, out_stride, dtype, scale, cap, address_of(scratch))
-
-
-@compiled_in_order("void(int64[::1], float32[:,:,::1], float32[:,:,::1], float32[:,:,::1], float32, float32[:,:,::1])")
-def attend_rows(plan: Ints, q_THD: Floats, k_SKD: Floats, v_SKD: Floats, scale: float, out_THD: Floats) -> None:
-    """Compute all tasks of a plan over a float32 cache without scales."""
-    H, D = q_THD.shape[1:]
-    kv = np.zeros(DESCRIPTOR, dtype=np.int64)
-    kv[KEYS], kv[VALUES] = address_of(k_SKD), address_of(v_SKD)
-    kv[STRIDE], kv[KV_HEADS], kv[HEAD_SIZE], kv[DTYPE] = k_SKD.shape[1] * D, k_SKD.shape[1], D, FLOAT32
-    q, out = address_of(q_THD), address_of(out_THD)
-    attend_tasks(0, num_tasks(plan, kv), 1, plan, kv, q, H * D, out, H * D, FLOAT32, scale, np.float32(0))
 
 
 @dataclass(frozen=True)
@@ -491,7 +479,14 @@ def compiled_attention(args: AttentionArgs, cap: float | None = None) -> Compile
     """Return the compiled attention of a step; None if it rotates keys when it reads them, or has other dtypes."""
     if args.key_rope is not None or args.dtype not in QUERY_DTYPES or args.kv.k_SKD.dtype not in DTYPES:
         return None
-    group = args.num_heads // args.kv.k_SKD.shape[1]
-    return CompiledAttention(
-        AttentionPlan.of(args.rows, page_size=args.page_size, window=args.window, group=group), cap or 0.0
+    _, K, D = args.kv.k_SKD.shape
+    heads = max(1, min(K, FETCH_BYTES // (D * args.kv.k_SKD.element_size())))
+    plan = AttentionPlan.of(
+        args.rows,
+        page_size=args.page_size,
+        window=args.window,
+        group=args.num_heads // K,
+        heads=heads if K % heads == 0 else 1,
+        threads=num_threads(),
     )
+    return CompiledAttention(plan, cap or 0.0)

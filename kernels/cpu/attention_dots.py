@@ -6,7 +6,7 @@ sums are float32. A number is summed over the pairs in their order, whatever the
 the row's own keys only.
 
 Weights are powers of two of scores minus a base, which need not be the largest score: it follows when scores exceed it
-by _SLACK, so that sums are seldom rescaled. The total is that of the rounded weights, so that equal values stay equal.
+by SLACK, so that sums are seldom rescaled. The total is that of the rounded weights, so that equal values stay equal.
 
 Legend: R rows of a call (a query of one head), BLOCK keys of a block, D head size (a multiple of LANES).
 """
@@ -22,18 +22,14 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from ... import loops
-from .attention_inner import BLOCK, FLOAT32, mask_scores, pointer_to
+from .attention_inner import BLOCK, FLOAT32, ROW_BYTES, SLACK, TOTAL_BYTES, mask_scores, pointer_to
 from .bfloat16 import float32_to_bfloat16
 from .instructions import HOST
 from .tile import F32, I16, I32, I64, Tile
 
 LANES = HOST.lanes
 ROWS = 6  # most rows of a kernel: their sums stay in registers
-ROW_BYTES = 4 * BLOCK  # of scores
-TOTAL_BYTES = 4 * LANES  # of a row's total, by lanes
-NO_BASE = np.float32(-1e30)  # of a row that has seen no key; finite, so that hidden keys have weight 0
 _VECTORS = BLOCK // LANES
-_SLACK = 8.0
 _PAIR_BYTES = ROW_BYTES  # from a packed pair of channels to the next
 # 2^r for r in [0, 1] by powers of r: relative error 4e-6, a five-hundredth of that of rounding to bfloat16.
 _EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 4, domain=(0, 1)).convert(kind=np.polynomial.Polynomial)
@@ -229,7 +225,7 @@ def _weigh_scores(_: Any, scores: Any, base: Any, total: Any, sums: Any, size: A
         scores, base, total, sums = map(tile.pointer, args[:4])
         found = [tile.load(scores, I64(TOTAL_BYTES * vector), tile.floats, 4) for vector in range(_VECTORS)]
         largest = _larger(tile, _larger(tile, found[0], found[1]), _larger(tile, found[2], found[3]))
-        limit = tile.broadcast(b.fadd(tile.load(base, I64(0), F32, 4), ir.Constant(F32, _SLACK)))
+        limit = tile.broadcast(b.fadd(tile.load(base, I64(0), F32, 4), ir.Constant(F32, SLACK)))
         above = b.bitcast(b.fcmp_ordered(">", largest, limit), ir.IntType(tile.lanes))
         with b.if_then(b.icmp_unsigned("!=", above, ir.Constant(ir.IntType(tile.lanes), 0)), likely=False):
             before = tile.load(base, I64(0), F32, 4)
@@ -256,18 +252,6 @@ def _weigh_scores(_: Any, scores: Any, base: Any, total: Any, sums: Any, size: A
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def total_weight(_: Any, total: Any) -> Any:
-    """Return a row's total weight from its address. For compiled loops."""
-
-    @_where_dots_are
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        tile = Tile(builder, HOST, 1, 1)
-        return _fold(tile, tile.load(tile.pointer(args[0]), I64(0), tile.floats, 4), builder.fadd)
-
-    return types.float32(types.int64), generate
 
 
 def _weigh(num_rows: int, num_vectors: int) -> Callable[..., None]:
@@ -314,18 +298,6 @@ def _weigh(num_rows: int, num_vectors: int) -> Callable[..., None]:
     return weigh  # type: ignore[no-any-return]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _fetch(_: Any, address: Any) -> Any:
-    """Fetch the cache line of an address. For compiled loops."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        tile = Tile(builder, HOST, 1, 1)
-        tile.fetch(tile.pointer(args[0]), 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
 _pack_8_pairs, _pack_16_pairs = _pack_keys(8), _pack_keys(16)
 _pack_16_channels, _pack_32_channels = _pack_values(16), _pack_values(32)
 _score_2, _score_4, _score_6 = _score(2), _score(4), _score(6)
@@ -349,28 +321,18 @@ def round_query(source: int, dtype: int, first: int, D: int, size: int, to: int)
         to_D[d] = 0
 
 
-@loops.compiled_once("void(int64, int64, int64, int64)", error_model="numpy")
-def fetch_block(first: int, num_keys: int, source: int, D: int) -> None:
-    """Fetch a block's keys or values into the cache; `first` is the address of their places as of `_find_slots`."""
-    first_L = carray(_ints(first), (BLOCK,))
-    for key in range(num_keys):
-        place = source + 2 * first_L[key]
-        for offset in range(0, 2 * D, 64):
-            _fetch(place + offset)
+@loops.compiled_once("void(int64, int64, int64, int64, boolean, int64)", error_model="numpy")
+def pack_block(addresses: int, offset: int, num_keys: int, size: int, is_values: bool, to: int) -> None:
+    """Pack a block's keys or values, `size` bfloat16s that lie `offset` bytes behind each of BLOCK addresses.
 
-
-@loops.compiled_once("void(int64, int64, int64, int64, int64)", error_model="numpy")
-def pack_block(addresses: int, num_keys: int, size: int, is_values: int, to: int) -> None:
-    """Pack a block's keys or values, `size` bfloat16s at each of BLOCK addresses, of which the first `num_keys` count.
-
-    Packed keys are [size / 2, BLOCK] pairs, packed values [BLOCK / 2, size]. Addresses behind those may be overwritten.
+    The first `num_keys` count, the next may be read. Packed keys are [size / 2, BLOCK] pairs, packed values
+    [BLOCK / 2, size].
     """
     addresses_L = carray(_ints(addresses), (BLOCK,))
-    for key in range(num_keys, (num_keys + 15) // 16 * 16):
-        addresses_L[key] = addresses_L[num_keys - 1]
-    if is_values != 0:
+    if is_values:
         for key in range(0, num_keys, 2):
-            first, second, at = addresses_L[key], addresses_L[key + 1], to + 2 * size * key
+            first, second = addresses_L[key] + offset, addresses_L[key + 1] + offset
+            at = to + 2 * size * key
             d = 0
             while d + 32 <= size:
                 _pack_32_channels(first + 2 * d, second + 2 * d, at + 4 * d)
@@ -381,10 +343,10 @@ def pack_block(addresses: int, num_keys: int, size: int, is_values: int, to: int
     for key in range(0, num_keys, 16):
         d = 0
         while d + 32 <= size:
-            _pack_16_pairs(addresses + 8 * key, 2 * d, to + 4 * key + _PAIR_BYTES // 2 * d)
+            _pack_16_pairs(addresses + 8 * key, offset + 2 * d, to + 4 * key + _PAIR_BYTES // 2 * d)
             d += 32
         if d < size:
-            _pack_8_pairs(addresses + 8 * key, 2 * d, to + 4 * key + _PAIR_BYTES // 2 * d)
+            _pack_8_pairs(addresses + 8 * key, offset + 2 * d, to + 4 * key + _PAIR_BYTES // 2 * d)
 
 
 @loops.compiled_once(

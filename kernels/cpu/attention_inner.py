@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .bfloat16 import narrow, widen
 from .compiled import compiled_in_order
 from .instructions import HOST
+from .tile import F32, FLOATS, I8, I16, I32, I64, FloatBuilder
 
 LANES = HOST.lanes
 
@@ -29,126 +30,88 @@ BLOCK = 64
 # Dtypes of caches, by their codes.
 FLOAT32, BFLOAT16, FLOAT16, E4M3_CODES, INT8 = range(5)
 BFLOAT16_DOTS = 5  # of a bfloat16 cache whose queries may be rounded to bfloat16, for dot products of pairs
-_KEYS = 4
 LOG2_E = np.float32(1.4426950408889634)
 _NOTHING = np.float32(-np.inf)
 
-_FLOAT, _INT, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_FLOATS, _LANE_INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_LANE, LANES)
+_LANE_INTS = ir.VectorType(I32, LANES)
 _FLOAT_BYTES, _ADDRESS_BYTES = 4, 8
-# 2^r for r in [-1/2, 1/2] by powers of r: interpolation in Chebyshev's points, relative error 3e-9.
-_EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 6, domain=(-0.5, 0.5)).convert(
+_GROUPS = max(LANES // 4, HOST.vectors)  # of four keys: so many are multiplied at once
+KEYS_AT_ONCE = 4 * _GROUPS
+ROWS = 4  # most rows of a kernel: their sums stay in registers
+ROW_BYTES = 4 * BLOCK  # of scores
+TOTAL_BYTES = 4 * LANES  # of a row's total, by lanes
+NO_BASE = np.float32(-1e30)  # of a row that has seen no key; finite, so that hidden keys have weight 0
+SLACK = 8.0  # how far scores may exceed the base of weights
+# 2^r for r in [0, 1] by powers of r: 1 + r times an interpolation in Chebyshev's points, relative error 2e-7. 2^0 is
+# exact, so a row of one key returns its value.
+_EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(lambda r: np.expm1(np.log(2) * r) / r, 4, domain=(0, 1)).convert(
     kind=np.polynomial.Polynomial
 )
-_EXP2_POWERS = [float(np.float32(power)) for power in _EXP2.coef]
+_EXP2_POWERS = [1.0, *(float(np.float32(power)) for power in _EXP2.coef)]
 
 
 _ELEMENTS = {
-    FLOAT32: _FLOAT,
-    BFLOAT16: ir.IntType(16),
-    FLOAT16: ir.IntType(16),
-    E4M3_CODES: ir.IntType(8),
-    INT8: ir.IntType(8),
+    FLOAT32: F32,
+    BFLOAT16: I16,
+    FLOAT16: I16,
+    E4M3_CODES: I8,
+    INT8: I8,
 }
 
 
-class _Builder:
-    """Shorthands for IR of float32 vectors at addresses."""
-
-    def __init__(self, builder: Any) -> None:
-        self.ir = builder
-
-    def address(self, base: Any, *offsets: Any) -> Any:
-        """Return a sum of byte offsets, which are values or ints."""
-        for offset in offsets:
-            if isinstance(offset, int):
-                if offset == 0:
-                    continue
-                offset = _INT(offset)
-            base = self.ir.add(base, offset)
-        return base
-
-    def load(self, address: Any, kind: Any = _FLOATS) -> Any:
-        found = self.ir.load(self.ir.inttoptr(address, kind.as_pointer()))
-        found.align = _ADDRESS_BYTES if kind is _INT else _FLOAT_BYTES
-        return found
-
-    def store(self, value: Any, address: Any) -> None:
-        stored = self.ir.store(value, self.ir.inttoptr(address, value.type.as_pointer()))
-        stored.align = _FLOAT_BYTES
-
-    def call(self, name: str, *operands: Any) -> Any:
-        kind = operands[0].type
-        suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
-        function = cgutils.get_or_insert_function(
-            self.ir.module, ir.FunctionType(kind, [kind] * len(operands)), f"llvm.{name}.{suffix}"
-        )
-        return self.ir.call(function, operands)
-
-    def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        return self.ir.shuffle_vector(a, b, ir.Constant(ir.VectorType(_LANE, len(lanes)), list(lanes)))
-
-    def splat(self, value: Any) -> Any:
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        return self.shuffle(self.ir.insert_element(nothing, value, _LANE(0)), nothing, [0] * LANES)
-
-    def constant(self, value: float) -> Any:
-        return ir.Constant(_FLOATS, [value] * LANES)
-
-    def fold(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """Combine a vector's lanes into one number, halves first."""
-        lanes = LANES
-        while lanes > 1:
-            lanes //= 2
-            value = combine(
-                self.shuffle(value, value, list(range(lanes))),
-                self.shuffle(value, value, list(range(lanes, 2 * lanes))),
-            )
-        return self.ir.extract_element(value, _LANE(0))
-
-    def loop(self, count: Any, step: int, carried: Sequence[Any], body: Callable[..., Sequence[Any]]) -> list[Any]:
-        """Append a loop of `body(index, *values)` for the indices 0, step, ... below `count`, at least one."""
-        before, block = self.ir.block, self.ir.append_basic_block("loop")
-        self.ir.branch(block)
-        self.ir.position_at_end(block)
-        index = self.ir.phi(_INT)
-        index.add_incoming(_INT(0), before)
-        phis = [self.ir.phi(value.type) for value in carried]
-        for phi, value in zip(phis, carried, strict=True):
-            phi.add_incoming(value, before)
-        results = list(body(index, *phis))
-        end = self.ir.block  # the body may have loops of its own
-        following = self.ir.add(index, _INT(step))
-        index.add_incoming(following, end)
-        for phi, value in zip(phis, results, strict=True):
-            phi.add_incoming(value, end)
-        after = self.ir.append_basic_block("after")
-        self.ir.cbranch(self.ir.icmp_signed("<", following, count), block, after)
-        self.ir.position_at_end(after)
-        return results
+def _transposed(b: FloatBuilder, rows: Sequence[Any]) -> list[Any]:
+    """Transpose four vectors within groups of four lanes: lane 4 g + i of vector j is lane 4 g + j of row i."""
+    groups, found = range(0, LANES, 4), []
+    for start in (0, 2):
+        lanes = [lane for g in groups for at in (g + start, g + start + 1) for lane in (at, LANES + at)]
+        x, y = b.shuffle(rows[0], rows[1], lanes), b.shuffle(rows[2], rows[3], lanes)
+        for half in (0, 2):
+            pairs = [lane for g in groups for at in (g + half, LANES + g + half) for lane in (at, at + 1)]
+            found.append(b.shuffle(x, y, pairs))
+    return found
 
 
-def _sums_of_four(b: _Builder, sums: Sequence[Any]) -> Any:
-    """Return the sums of the lanes of four vectors, as four lanes: within groups of four lanes, then the groups."""
-    groups = range(0, LANES, 4)
-    pairs = []
-    for x, y in (sums[:2], sums[2:]):
-        low = b.shuffle(x, y, [lane for g in groups for lane in (g, LANES + g, g + 1, LANES + g + 1)])
-        high = b.shuffle(x, y, [lane for g in groups for lane in (g + 2, LANES + g + 2, g + 3, LANES + g + 3)])
-        pairs.append(b.ir.fadd(low, high))
-    x, y = pairs
-    low = b.shuffle(x, y, [lane for g in groups for lane in (g, g + 1, LANES + g, LANES + g + 1)])
-    high = b.shuffle(x, y, [lane for g in groups for lane in (g + 2, g + 3, LANES + g + 2, LANES + g + 3)])
-    total = b.ir.fadd(low, high)
-    lanes = LANES
-    while lanes > 4:
-        lanes //= 2
-        low, high = list(range(lanes)), list(range(lanes, 2 * lanes))
-        total = b.ir.fadd(b.shuffle(total, total, low), b.shuffle(total, total, high))
-    return total
+def _sums_of_groups(b: FloatBuilder, vectors: Sequence[Any]) -> Any:
+    """Return a vector whose i-th group of four lanes is the sum of those of vector i, of LANES / 4 vectors."""
+    parts = LANES // 4  # of each sum
+    while parts > 1:
+        starts = [group + part for group in range(0, LANES // 4, parts) for part in range(parts // 2)]
+        low = [lane for start in starts for lane in range(4 * start, 4 * start + 4)]
+        low += [LANES + lane for lane in low]
+        high = [lane + 2 * parts for lane in low]
+        vectors = [
+            b.ir.fadd(b.shuffle(x, y, low), b.shuffle(x, y, high))
+            for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        parts //= 2
+    return vectors[0]
 
 
-def _load_as_floats(b: _Builder, address: Any, dtype: int) -> Any:
+def _exp2(b: FloatBuilder, x: Any) -> Any:
+    """Return 2^x for x < 127; 0 below -126 or less, NaN of NaN."""
+    fast = LANES == 16 and not HOST.emulated
+    every, direction = ir.Constant(I16, -1), I32(4)
+    least, rounding = b.constant(-126.0), b.constant(1.5 * 2.0**23 + 127)
+    if fast:  # x - floor(x); 0 of an infinity
+        r = b.function("llvm.x86.avx512.mask.reduce.ps.512", x, I32(1), x, every, direction)
+    else:
+        # The sum's last bits are a whole number, plus the bias of an exponent.
+        rounded = b.ir.fadd(b.larger(x, least), rounding)
+        above = b.ir.fcmp_ordered(">", b.ir.fsub(rounded, rounding), x)
+        rounded = b.ir.select(above, b.ir.fsub(rounded, b.constant(1.0)), rounded)
+        r = b.ir.fsub(x, b.ir.fsub(rounded, rounding))
+    series = b.constant(_EXP2_POWERS[-1])
+    for power in _EXP2_POWERS[-2::-1]:
+        series = b.call("fmuladd", series, r, b.constant(power))
+    if fast:  # times 2^floor(x)
+        return b.function("llvm.x86.avx512.mask.scalef.ps.512", series, x, x, every, direction)
+    scale = b.ir.shl(b.ir.bitcast(rounded, _LANE_INTS), ir.Constant(_LANE_INTS, [23] * LANES))
+    # An ordered comparison: the weight of NaN is NaN.
+    below = b.ir.fcmp_ordered("<", x, least)
+    return b.ir.select(below, b.constant(0.0), b.ir.fmul(series, b.ir.bitcast(scale, FLOATS)))
+
+
+def _load_as_floats(b: FloatBuilder, address: Any, dtype: int) -> Any:
     """Return LANES numbers of a dtype, from an address on, as float32s."""
     element = _ELEMENTS[dtype]
     bits = b.ir.load(b.ir.inttoptr(address, ir.VectorType(element, LANES).as_pointer()))
@@ -156,47 +119,49 @@ def _load_as_floats(b: _Builder, address: Any, dtype: int) -> Any:
     if dtype == FLOAT32:
         return bits
     if dtype == INT8:
-        return b.ir.sitofp(b.ir.sext(bits, _LANE_INTS), _FLOATS)
+        return b.ir.sitofp(b.ir.sext(bits, _LANE_INTS), FLOATS)
 
     def constant(number: int) -> Any:
         return ir.Constant(_LANE_INTS, [number] * LANES)
 
     wide = b.ir.zext(bits, _LANE_INTS)
     if dtype == BFLOAT16:
-        return b.ir.bitcast(b.ir.shl(wide, constant(16)), _FLOATS)
+        return b.ir.bitcast(b.ir.shl(wide, constant(16)), FLOATS)
     # Shifted, the exponent and mantissa stand where a float32 has them; the exponents differ by a bias.
     shift, bias, sign = (13, 127 - 15, 1 << 15) if dtype == FLOAT16 else (20, 127 - 7, 1 << 7)
     magnitude = b.ir.shl(b.ir.and_(wide, constant(sign - 1)), constant(shift))
     normal = b.ir.add(magnitude, constant(bias << 23))
     # A subnormal number is what its bits add to the least normal one.
-    larger = b.ir.bitcast(b.ir.add(magnitude, constant((bias + 1) << 23)), _FLOATS)
+    larger = b.ir.bitcast(b.ir.add(magnitude, constant((bias + 1) << 23)), FLOATS)
     subnormal = b.ir.bitcast(b.ir.fsub(larger, b.constant(2.0 ** (bias - 126))), _LANE_INTS)
     found = b.ir.select(b.ir.icmp_signed("<", magnitude, constant(1 << 23)), subnormal, normal)
     if dtype == FLOAT16:  # infinity and NaN; e4m3 has no infinity, and its NaN becomes 480, as in the reference
         beyond = b.ir.add(normal, constant(bias << 23))
         found = b.ir.select(b.ir.icmp_signed(">=", magnitude, constant(31 << 23)), beyond, found)
     negative = b.ir.shl(b.ir.and_(wide, constant(sign)), constant(31 - sign.bit_length() + 1))
-    return b.ir.bitcast(b.ir.or_(found, negative), _FLOATS)
+    return b.ir.bitcast(b.ir.or_(found, negative), FLOATS)
 
 
-def gather_rows(dtype: int) -> Callable[..., None]:
+def _gather_rows(dtype: int) -> Callable[..., None]:
     """Return a function for compiled loops that copies keys or values of a dtype as float32s, one after the other.
 
-    Its arguments are the address of the keys' addresses, the number of keys, D and the address of the copies.
+    Its arguments are the address of addresses, an offset from those (bytes), the number of keys, D and the address of
+    the copies.
     """
     width = 4 if dtype == FLOAT32 else _ELEMENTS[dtype].width // 8
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = _Builder(builder)
-        addresses, num_keys, size, to = args
+        b = FloatBuilder(builder)
+        addresses, start, num_keys, size, to = args
 
         def keys(key: Any) -> Sequence[Any]:
-            source = b.load(b.address(addresses, builder.mul(key, _INT(_ADDRESS_BYTES))), _INT)
-            target = b.address(to, builder.mul(builder.mul(key, size), _INT(_FLOAT_BYTES)))
+            at = b.address(addresses, builder.mul(key, I64(_ADDRESS_BYTES)))
+            source = b.address(b.load(at, I64), start)
+            target = b.address(to, builder.mul(builder.mul(key, size), I64(_FLOAT_BYTES)))
 
             def vectors(d: Any) -> Sequence[Any]:
-                numbers = _load_as_floats(b, b.address(source, builder.mul(d, _INT(width))), dtype)
-                b.store(numbers, b.address(target, builder.mul(d, _INT(_FLOAT_BYTES))))
+                numbers = _load_as_floats(b, b.address(source, builder.mul(d, I64(width))), dtype)
+                b.store(numbers, b.address(target, builder.mul(d, I64(_FLOAT_BYTES))))
                 return ()
 
             b.loop(size, LANES, (), vectors)
@@ -206,158 +171,223 @@ def gather_rows(dtype: int) -> Callable[..., None]:
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def gather(_: Any, addresses: Any, num_keys: Any, size: Any, to: Any) -> Any:
-        return types.void(*[types.int64] * 4), generate
+    def gather(_: Any, addresses: Any, start: Any, num_keys: Any, size: Any, to: Any) -> Any:
+        return types.void(*[types.int64] * 5), generate
 
     return gather  # type: ignore[no-any-return]
 
 
-def score_rows(num_rows: int) -> Callable[..., None]:
-    """Return a function for compiled loops that writes the products of `num_rows` queries with the keys of a block.
+def _load_four(b: FloatBuilder, addresses: Sequence[Any], offset: Any) -> list[Any]:
+    return _transposed(b, [b.load(b.address(key, offset)) for key in addresses])
 
-    Its arguments are the address of the queries (D float32s each, one after the other), D, the address of the keys'
-    addresses, the number of keys (rounded up to a multiple of 8: so many addresses are read) and the address of the
-    scores (BLOCK float32s for each row).
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pack_keys(_: Any, addresses: Any, start: Any, size: Any, num_keys: Any, to: Any) -> Any:
+    """Pack the keys of a block for `score_rows`. For compiled loops.
+
+    The arguments are the address of addresses, an offset from those (bytes), D, the number of keys (rounded up to a
+    multiple of KEYS_AT_ONCE: so many addresses are read), and the address of the packed keys, BLOCK times D float32s.
     """
-    keys_at_once = 2 * _KEYS if num_rows == 1 else _KEYS  # enough independent sums
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = _Builder(builder)
-        q, size, addresses, num_keys, scores = args
-        row_bytes = builder.mul(size, _INT(_FLOAT_BYTES))
-        queries = [b.address(q, builder.mul(row_bytes, _INT(row))) for row in range(num_rows)]
+        b = FloatBuilder(builder)
+        addresses, start, size, num_keys, to = args
+        key_bytes = builder.mul(size, I64(_FLOAT_BYTES))
 
         def keys(first: Any) -> Sequence[Any]:
-            places = b.address(addresses, builder.mul(first, _INT(_ADDRESS_BYTES)))
-            rows = [b.load(b.address(places, _ADDRESS_BYTES * key), _INT) for key in range(keys_at_once)]
-            zero = b.constant(0.0)
+            places = b.address(addresses, builder.mul(first, I64(_ADDRESS_BYTES)))
+            target = b.address(to, builder.mul(first, key_bytes))
+            rows = [b.load(b.address(places, _ADDRESS_BYTES * key), I64) for key in range(4 * _GROUPS)]
 
-            def inputs(d: Any, *sums: Any) -> Sequence[Any]:
-                offset = builder.mul(d, _INT(_FLOAT_BYTES))
-                found = [b.load(b.address(query, offset)) for query in queries]
-                added = list(sums)
-                for key in range(keys_at_once):
-                    k = b.load(b.address(rows[key], offset))
-                    for row in range(num_rows):
-                        place = row * keys_at_once + key
-                        added[place] = b.call("fmuladd", found[row], k, sums[place])
-                return added
+            def channels(d: Any) -> Sequence[Any]:
+                offset = builder.mul(d, I64(_FLOAT_BYTES))
+                packed = b.address(target, builder.mul(offset, I64(KEYS_AT_ONCE)))
+                for group in range(_GROUPS):
+                    for j, vector in enumerate(
+                        _load_four(b, rows[4 * group : 4 * group + 4], builder.add(start, offset))
+                    ):
+                        b.store(vector, b.address(packed, (j * _GROUPS + group) * TOTAL_BYTES))
+                return ()
 
-            sums = b.loop(size, LANES, [zero] * (num_rows * keys_at_once), inputs)
-            for row in range(num_rows):
-                for part in range(0, keys_at_once, _KEYS):
-                    four = sums[row * keys_at_once + part :][:_KEYS]
-                    place = b.address(
-                        scores, builder.mul(first, _INT(_FLOAT_BYTES)), (row * BLOCK + part) * _FLOAT_BYTES
-                    )
-                    b.store(_sums_of_four(b, four), place)
+            b.loop(size, LANES, (), channels)
             return ()
 
-        b.loop(num_keys, keys_at_once, (), keys)
+        b.loop(num_keys, KEYS_AT_ONCE, (), keys)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
+    """Return a function for compiled loops that writes the products of `num_rows` queries with the keys of a block.
+
+    Vectors hold four channels of each of LANES / 4 groups for four keys; a query's channels are copied to the four. So
+    a product is summed over every fourth group of channels, in their order, then the groups: in one order, packed
+    or not.
+
+    The arguments are the address of the queries (D float32s each, one after the other), D, the address of the packed
+    keys, or with `in_place` of addresses, an offset from those (bytes), the number of keys as of `pack_keys`, the
+    address of the scores (BLOCK float32s for each row), and with `in_place` the address of the addresses of pieces to
+    fetch into the cache, as many bytes as are read.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        b = FloatBuilder(builder)
+        q, size, source, start, num_keys, scores, coming = args
+        row_bytes = builder.mul(size, I64(_FLOAT_BYTES))
+        queries = [b.address(q, builder.mul(row_bytes, I64(row))) for row in range(num_rows)]
+
+        def keys(first: Any) -> Sequence[Any]:
+            place = b.address(source, builder.mul(first, I64(_ADDRESS_BYTES)))
+            packed_keys = b.address(source, builder.mul(first, row_bytes))
+            if in_place:
+                rows = [b.load(b.address(place, _ADDRESS_BYTES * key), I64) for key in range(4 * _GROUPS)]
+
+            def channels(d: Any, *sums: Any) -> Sequence[Any]:
+                offset = builder.mul(d, I64(_FLOAT_BYTES))
+                found = [b.load(b.address(query, offset)) for query in queries]
+                copied = [
+                    [b.shuffle(x, x, [lane // 4 * 4 + j for lane in range(LANES)]) for j in range(4)] for x in found
+                ]
+                added = list(sums)
+
+                def add(group: int, j: int, k: Any) -> None:
+                    for row in range(num_rows):
+                        place = row * _GROUPS + group
+                        added[place] = b.call("fmuladd", copied[row][j], k, added[place])
+
+                if in_place:
+                    behind = builder.add(start, offset)
+                    done = builder.add(builder.mul(first, row_bytes), builder.mul(offset, I64(KEYS_AT_ONCE)))
+                    b.fetch_share(coming, I64(0), done, KEYS_AT_ONCE * TOTAL_BYTES)
+                    for group in range(_GROUPS):
+                        four = slice(4 * group, 4 * group + 4)
+                        for j, k in enumerate(_load_four(b, rows[four], behind)):
+                            add(group, j, k)
+                    return added
+                packed = b.address(packed_keys, builder.mul(offset, I64(KEYS_AT_ONCE)))
+                for j in range(4):
+                    for group in range(_GROUPS):
+                        add(group, j, b.load(b.address(packed, (j * _GROUPS + group) * TOTAL_BYTES)))
+                return added
+
+            sums = b.loop(size, LANES, [b.constant(0.0)] * (num_rows * _GROUPS), channels)
+            to = b.address(scores, builder.mul(first, I64(_FLOAT_BYTES)))
+            for row in range(num_rows):
+                for part in range(0, _GROUPS, LANES // 4):
+                    total = _sums_of_groups(b, sums[row * _GROUPS + part :][: LANES // 4])
+                    b.store(total, b.address(to, row * ROW_BYTES + 4 * part * _FLOAT_BYTES))
+            return ()
+
+        b.loop(num_keys, KEYS_AT_ONCE, (), keys)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def score(_: Any, q: Any, size: Any, addresses: Any, num_keys: Any, scores: Any) -> Any:
-        return types.void(*[types.int64] * 5), generate
+    def score(_: Any, q: Any, size: Any, source: Any, start: Any, num_keys: Any, scores: Any, coming: Any) -> Any:
+        return types.void(*[types.int64] * 7), generate
 
     return score  # type: ignore[no-any-return]
 
 
-def weigh_values(num_rows: int, num_vectors: int) -> Callable[..., None]:
-    """Return a function for compiled loops that scales `num_vectors` vectors of `num_rows` accumulators by a factor
-    each and adds the values of a block, times their weights.
+@intrinsic  # type: ignore[untyped-decorator]
+def weigh_scores(_: Any, scores: Any, base: Any, total: Any, sums: Any, size: Any) -> Any:
+    """Replace BLOCK float32 scores s at an address by 2^(s - base), and add them to the row's total, by lanes. If the
+    row's base at the address `base` rises, scale the total and the row's `size` sums. For compiled loops.
 
-    Its arguments are the address of the weights (BLOCK float32s for each row), of the factors, of the values'
-    addresses, the number of values, the offset of the vectors in a value and in an accumulator (bytes), the address of
-    the accumulators, and their D.
+    The base follows when scores exceed it by SLACK, so that sums are seldom rescaled.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = _Builder(builder)
-        weights, factors, addresses, num_values, offset, accumulators, size = args
-        row_bytes = builder.mul(size, _INT(_FLOAT_BYTES))
-        places = [
-            b.address(accumulators, offset, builder.mul(row_bytes, _INT(row)), vector * LANES * _FLOAT_BYTES)
-            for row in range(num_rows)
-            for vector in range(num_vectors)
-        ]
-        first = []
-        for row in range(num_rows):
-            factor = b.splat(b.load(b.address(factors, row * _FLOAT_BYTES), _FLOAT))
-            own = places[row * num_vectors :][:num_vectors]
-            first += [builder.fmul(b.load(place), factor) for place in own]
+        b = FloatBuilder(builder)
+        scores, base, total, sums, size = args
+        places = [b.address(scores, lane * _FLOAT_BYTES) for lane in range(0, BLOCK, LANES)]
+        found = [b.load(place) for place in places]
+        largest = found
+        while len(largest) > 1:
+            largest = [b.larger(x, y) for x, y in zip(largest[::2], largest[1::2], strict=True)]
+        limit = b.splat(builder.fadd(b.load(base, F32), ir.Constant(F32, SLACK)))
+        above = builder.bitcast(builder.fcmp_ordered(">", largest[0], limit), ir.IntType(LANES))
+        with builder.if_then(builder.icmp_unsigned("!=", above, ir.Constant(ir.IntType(LANES), 0)), likely=False):
+            before, now = b.load(base, F32), b.fold(largest[0], b.larger)
+            b.store(now, base)
+            factor = _exp2(b, b.splat(builder.fsub(before, now)))
+            b.store(builder.fmul(b.load(total), factor), total)
 
-        def values(key: Any, *sums: Any) -> Sequence[Any]:
-            row = b.load(b.address(addresses, builder.mul(key, _INT(_ADDRESS_BYTES))), _INT)
-            column = b.address(weights, builder.mul(key, _INT(_FLOAT_BYTES)))
-            found = [b.splat(b.load(b.address(column, r * BLOCK * _FLOAT_BYTES), _FLOAT)) for r in range(num_rows)]
-            added = list(sums)
-            for vector in range(num_vectors):
-                v = b.load(b.address(row, offset, vector * LANES * _FLOAT_BYTES))
-                for number in range(num_rows):
-                    place = number * num_vectors + vector
-                    added[place] = b.call("fmuladd", found[number], v, sums[place])
-            return added
+            def rescale(d: Any) -> Sequence[Any]:
+                place = b.address(sums, builder.mul(d, I64(_FLOAT_BYTES)))
+                b.store(builder.fmul(b.load(place), factor), place)
+                return ()
 
-        for place, value in zip(places, b.loop(num_values, 1, first, values), strict=True):
-            b.store(value, place)
+            b.loop(size, LANES, (), rescale)
+        shift = b.splat(b.load(base, F32))
+        weights = [_exp2(b, builder.fsub(score, shift)) for score in found]
+        for weight, place in zip(weights, places, strict=True):
+            b.store(weight, place)
+        while len(weights) > 1:
+            weights = [builder.fadd(x, y) for x, y in zip(weights[::2], weights[1::2], strict=True)]
+        b.store(builder.fadd(b.load(total), weights[0]), total)
         return context.get_dummy_value()
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def weigh(_: Any, weights: Any, factors: Any, addresses: Any, num: Any, offset: Any, acc: Any, size: Any) -> Any:
-        return types.void(*[types.int64] * 7), generate
-
-    return weigh  # type: ignore[no-any-return]
+    return types.void(*[types.int64] * 5), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def highest_score(_: Any, scores: Any) -> Any:
-    """Return the largest of BLOCK float32 scores at an address. For compiled loops."""
+def total_weight(_: Any, total: Any) -> Any:
+    """Return a row's total weight from its address. For compiled loops."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = _Builder(builder)
-        found = [b.load(b.address(args[0], lane * _FLOAT_BYTES)) for lane in range(0, BLOCK, LANES)]
-
-        def larger(x: Any, y: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", x, y), x, y)
-
-        while len(found) > 1:
-            found = [larger(x, y) for x, y in zip(found[::2], found[1::2], strict=True)]
-        return b.fold(found[0], larger)
+        b = FloatBuilder(builder)
+        return b.fold(b.load(args[0]), builder.fadd)
 
     return types.float32(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def weigh_scores(_: Any, scores: Any, base: Any) -> Any:
-    """Replace BLOCK float32 scores s at an address by 2^(s - base), and return the weights' sum. Weights below 2^-126
-    become 0, those of -inf included. For compiled loops."""
+def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> Callable[..., None]:
+    """Return a function for compiled loops that adds the values of a block, times their weights, to `num_vectors`
+    vectors of the sums of `num_rows` rows.
+
+    Its arguments are the address of the weights (BLOCK float32s for each row), of the values' addresses, the number of
+    values, the offset of the vectors from those addresses (bytes), the address of the vectors in the first row's sums,
+    the bytes of a row's sums, and if `fetches` the pieces to fetch into the cache: the address of their addresses, and
+    an offset from those.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = _Builder(builder)
-        base = b.splat(args[1])
-        least, rounding = b.constant(-126.0), b.constant(1.5 * 2.0**23 + 127)
-        weights = []
-        for lane in range(0, BLOCK, LANES):
-            place = b.address(args[0], lane * _FLOAT_BYTES)
-            x = builder.fsub(b.load(place), base)
-            # The sum's last bits are the nearest whole number, plus the bias of an exponent.
-            rounded = builder.fadd(builder.select(builder.fcmp_ordered(">", x, least), x, least), rounding)
-            r = builder.fsub(x, builder.fsub(rounded, rounding))
-            series = b.constant(_EXP2_POWERS[-1])
-            for power in _EXP2_POWERS[-2::-1]:
-                series = b.call("fmuladd", series, r, b.constant(power))
-            scale = builder.shl(builder.bitcast(rounded, _LANE_INTS), ir.Constant(_LANE_INTS, [23] * LANES))
-            weight = builder.fmul(series, builder.bitcast(scale, _FLOATS))
-            # An ordered comparison: the weight of NaN is NaN.
-            weight = builder.select(builder.fcmp_ordered("<", x, least), b.constant(0.0), weight)
-            b.store(weight, place)
-            weights.append(weight)
-        while len(weights) > 1:
-            weights = [builder.fadd(x, y) for x, y in zip(weights[::2], weights[1::2], strict=True)]
-        return b.fold(weights[0], builder.fadd)
+        b = FloatBuilder(builder)
+        weights, addresses, num_values, offset, sums, row_bytes, coming, coming_offset = args
+        places = [
+            b.address(sums, builder.mul(row_bytes, I64(row)), vector * TOTAL_BYTES)
+            for row in range(num_rows)
+            for vector in range(num_vectors)
+        ]
 
-    return types.float32(types.int64, types.float32), generate
+        def values(key: Any, *sums: Any) -> Sequence[Any]:
+            at = builder.mul(key, I64(_ADDRESS_BYTES))
+            value = b.address(b.load(b.address(addresses, at), I64), offset)
+            if fetches:
+                done = builder.mul(key, I64(num_vectors * TOTAL_BYTES))
+                b.fetch_share(coming, coming_offset, done, num_vectors * TOTAL_BYTES)
+            column = b.address(weights, builder.mul(key, I64(_FLOAT_BYTES)))
+            found = [b.splat(b.load(b.address(column, row * ROW_BYTES), F32)) for row in range(num_rows)]
+            added = list(sums)
+            for vector in range(num_vectors):
+                v = b.load(b.address(value, vector * TOTAL_BYTES))
+                for row in range(num_rows):
+                    place = row * num_vectors + vector
+                    added[place] = b.call("fmuladd", found[row], v, sums[place])
+            return added
+
+        for place, value in zip(places, b.loop(num_values, 1, [b.load(at) for at in places], values), strict=True):
+            b.store(value, place)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def weigh(
+        _: Any, weights: Any, addresses: Any, num: Any, offset: Any, sums: Any, row_bytes: Any, coming: Any, start: Any
+    ) -> Any:
+        return types.void(*[types.int64] * 8), generate
+
+    return weigh  # type: ignore[no-any-return]
 
 
 def pointer_to(kind: Any) -> Callable[[Any], Any]:
@@ -374,17 +404,29 @@ def pointer_to(kind: Any) -> Callable[[Any], Any]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def fetch(_: Any, address: Any) -> Any:
+    """Fetch the cache line of an address to the second cache. For compiled loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        FloatBuilder(builder).fetch(args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def address_of(_: Any, array: Any) -> Any:
     """Return the address of an array's first number. For compiled loops."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, _INT)
+        return builder.ptrtoint(data, I64)
 
     return types.int64(array), generate
 
 
-_floats = pointer_to(types.float32)
+_floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+_gather_bfloat16, _gather_float16, _gather_e4m3, _gather_int8 = map(_gather_rows, range(1, 5))
 
 
 @compiled_in_order("void(int64, int64, int64, float32)")
@@ -398,3 +440,47 @@ def mask_scores(scores: int, begin: int, end: int, cap: float) -> None:
         scores_L[key] = _NOTHING
     for key in range(end, BLOCK):
         scores_L[key] = _NOTHING
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64, float32, int64)")
+def read_query(source: int, dtype: int, first: int, D: int, size: int, scale: float, target: int) -> None:
+    """Write a query, times `scale`, and zeros up to `size`. It is the numbers from `first` on at the address
+    `source`."""
+    to = carray(_floats(target), (size,))
+    if dtype == FLOAT32:
+        wide = carray(_floats(source + 4 * first), (D,))
+        for d in range(D):
+            to[d] = wide[d] * scale
+    else:
+        half = carray(_halves(source + 2 * first), (D,))
+        for d in range(D):
+            to[d] = widen(half[d]) * scale
+    for d in range(D, size):
+        to[d] = 0
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64)")
+def gather(dtype: int, addresses: int, offset: int, num: int, size: int, to: int) -> None:
+    """Copy a block's keys (or values), not float32s themselves, as float32s."""
+    if dtype == BFLOAT16:
+        _gather_bfloat16(addresses, offset, num, size, to)
+    elif dtype == FLOAT16:
+        _gather_float16(addresses, offset, num, size, to)
+    elif dtype == E4M3_CODES:
+        _gather_e4m3(addresses, offset, num, size, to)
+    else:
+        _gather_int8(addresses, offset, num, size, to)
+
+
+@compiled_in_order("void(int64, int64, float32, int64, int64, int64)")
+def write_output(sums: int, D: int, factor: float, target: int, dtype: int, first: int) -> None:
+    """Write a row's sums, times `factor`, as the numbers from `first` on at the address `target`."""
+    sums_D = carray(_floats(sums), (D,))
+    if dtype == FLOAT32:
+        wide = carray(_floats(target + 4 * first), (D,))
+        for d in range(D):
+            wide[d] = sums_D[d] * factor
+    else:
+        half = carray(_halves(target + 2 * first), (D,))
+        for d in range(D):
+            half[d] = narrow(sums_D[d] * factor, half[d])

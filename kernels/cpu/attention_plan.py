@@ -19,21 +19,27 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from numba import carray, types
 
 from ..arguments import Chunk, RowSpan
-from .attention_inner import BLOCK
+from .attention_inner import BLOCK, fetch, pointer_to
 from .compiled import Ints, compiled
 
 # The plan's array begins with these numbers; COST is that of all tiles for one key/value head, in pairs of a query head
-# and a key. Then come its tables, each at the place that its number gives:
+# and a key. HEADS is the number of key/value heads of a task, where it divides their number. Then come its tables, each
+# at the place that its number gives:
 # tiles [tiles, 4]: first and end query, first and end segment; the most expensive tile first.
 # segments [.., 7]: first and end query, first and end block, slot unit, table, number of keys. Key p of the segment has
 #     the slot unit * array[table + p // unit] + p % unit.
 # tokens [Q], begins [Q], ends [Q]: token of each query, and the places [begin, end) that it sees.
-NUM_TILES, MAX_QUERIES, GROUP, COST, TILES, SEGMENTS, TOKENS, BEGINS, ENDS, HEADER = range(10)
+NUM_TILES, MAX_QUERIES, GROUP, HEADS, COST, TILES, SEGMENTS, TOKENS, BEGINS, ENDS, HEADER = range(11)
 TILE_FIELDS, SEGMENT_FIELDS = 4, 7
 _TILE_ROWS = 256  # rows (a query of one head) of a tile: their queries and sums stay in the second cache
+_TILES_OF_THREAD = 8  # at least, before short ones are merged
+_PIECE = 4  # queries of a tile at least, where tiles are made smaller to occupy all threads
 _GATHER_ROWS = 8  # rows whose products take the time of gathering a block
+
+_ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,22 @@ class AttentionPlan:
     page_size: int
     window: int  # 0: none; -c: chunks of c
     group: int
+    heads: int
+    threads: int
 
     @classmethod
-    def of(cls, rows: Sequence[RowSpan], *, page_size: int, window: int | None, group: int) -> AttentionPlan:
+    def of(
+        cls,
+        rows: Sequence[RowSpan],
+        *,
+        page_size: int,
+        window: int | None,
+        group: int,
+        heads: int = 1,
+        threads: int = 1,
+    ) -> AttentionPlan:
         """Plan causal attention over `rows`, as `Ops.attention` defines it, with `group` query heads for each key/value
-        head."""
+        head. A task takes `heads` of the latter, unless `threads` have less to do then than one of them."""
         R = len(rows)
         tree_R = [row.tree for row in rows]
         flat = (
@@ -65,7 +82,7 @@ class AttentionPlan:
             np.fromiter(chain.from_iterable(tree_R), np.int64),
             np.fromiter(map(len, tree_R), np.int64, R),
         )
-        settings = page_size, -window if isinstance(window, Chunk) else window or 0, group
+        settings = page_size, -window if isinstance(window, Chunk) else window or 0, group, heads, threads
         return cls(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
 
     def with_group(self, group: int) -> AttentionPlan:
@@ -78,7 +95,7 @@ class AttentionPlan:
             self.parents_N,
             self.num_nodes_R,
         )
-        settings = self.page_size, self.window, group
+        settings = self.page_size, self.window, group, self.heads, self.threads
         return AttentionPlan(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
 
 
@@ -87,7 +104,7 @@ def plan_one_query(slots_L: Ints, group: int) -> Ints:
     """Return the plan of one query, token 0, and the slots of its keys. The number of keys is set by
     `set_num_keys`."""
     plan = np.zeros(HEADER + TILE_FIELDS + SEGMENT_FIELDS + 3 + len(slots_L), dtype=np.int64)
-    plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP] = 1, 1, group
+    plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP], plan[HEADS] = 1, 1, group, 1
     plan[TILES] = HEADER
     plan[SEGMENTS] = plan[TILES] + TILE_FIELDS
     plan[TOKENS] = plan[SEGMENTS] + SEGMENT_FIELDS
@@ -175,10 +192,10 @@ def _sort_rows(
     return found
 
 
-@compiled("int64(int64, int64, int64)")
-def _num_pieces(num_queries: int, group: int, tile_rows: int) -> int:
-    """Return the number of tiles of a root's queries."""
-    return min(-(-num_queries * group // tile_rows), num_queries)
+@compiled("int64(int64, int64, int64, int64)")
+def _num_pieces(num_queries: int, group: int, tile_rows: int, least: int) -> int:
+    """Return the number of tiles of a root's queries, at least `least` unless they are few."""
+    return min(max(-(-num_queries * group // tile_rows), min(num_queries // _PIECE, least)), num_queries)
 
 
 @compiled("void(int64[:,::1], int64, int64, int64, int64, int64)")
@@ -202,7 +219,8 @@ def _copy(to: Ints, at: int, values: Ints) -> None:
 
 
 @compiled(
-    "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64, int64)"
+    "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64,"
+    " int64, int64, int64)"
 )
 def _make_plan(
     first_R: Ints,
@@ -214,6 +232,8 @@ def _make_plan(
     page_size: int,
     window: int,
     group: int,
+    heads: int,
+    threads: int,
     tile_rows: int,
 ) -> Ints:
     R, T, N = len(first_R), num_R.sum(), len(parents_N)
@@ -303,11 +323,20 @@ def _make_plan(
             num_slots += num_keys - base
     root_of[num_roots] = T
 
-    # Tiles: each root's queries in pieces of nearly one size, and what each piece has of the root's segments.
+    # Tiles: each root's queries in pieces of nearly one size, and what each piece has of the root's segments. Of many
+    # roots several are one, so that a block is fetched while the one before is computed.
+    num_merged, most_roots = 0, num_roots // (_TILES_OF_THREAD * threads) + 1
+    for root in range(num_roots):
+        if root % most_roots == 0 or (root_of[root + 1] - root_of[num_merged - 1]) * group > tile_rows:
+            root_of[num_merged] = root_of[root]
+            num_merged += 1
+    root_of[num_merged] = T
+    num_roots = num_merged
     most = 0
     num_tiles = 0
+    least = threads if heads > 1 and num_roots < threads else 1
     for root in range(num_roots):
-        num_tiles += _num_pieces(root_of[root + 1] - root_of[root], group, tile_rows)
+        num_tiles += _num_pieces(root_of[root + 1] - root_of[root], group, tile_rows, least)
     tiles = np.empty((num_tiles, TILE_FIELDS), dtype=np.int64)
     cost = np.empty(num_tiles, dtype=np.int64)
     capacity = num_segments + num_tiles
@@ -318,7 +347,7 @@ def _make_plan(
         last = segment
         while last < num_segments and segments[last, 0] < high:
             last += 1
-        pieces = _num_pieces(high - low, group, tile_rows)
+        pieces = _num_pieces(high - low, group, tile_rows, least)
         for piece in range(pieces):
             first_q, end_q = low + (high - low) * piece // pieces, low + (high - low) * (piece + 1) // pieces
             tiles[tile, 0], tiles[tile, 1], tiles[tile, 2] = first_q, end_q, num_clipped
@@ -353,6 +382,7 @@ def _make_plan(
         HEADER + num_tiles * TILE_FIELDS + num_clipped * SEGMENT_FIELDS + 3 * T + num_pages + num_slots, dtype=np.int64
     )
     plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP], plan[COST] = num_tiles, most, group, cost.sum() * BLOCK
+    plan[HEADS] = heads if cost.max() * threads * 4 <= cost.sum() * 5 else 1
     plan[TILES] = HEADER
     plan[SEGMENTS] = plan[TILES] + num_tiles * TILE_FIELDS
     plan[TOKENS] = plan[SEGMENTS] + num_clipped * SEGMENT_FIELDS
@@ -373,13 +403,54 @@ def _make_plan(
     return plan
 
 
-@compiled("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
-def find_slots(plan: Ints, table: int, unit: int, place: int, num: int, stride: int, first_L: Ints) -> None:
-    """Write where a block's keys begin, in numbers from the cache's first."""
-    key = 0
+@compiled("int64(int64[::1], int64, int64, int64, int64, int64)")
+def find_addresses(plan: Ints, segment: int, block: int, source: int, slot_bytes: int, addresses: int) -> int:
+    """Write the addresses of a block's keys, then that of the last key for those that are missing; return the number of
+    keys.
+
+    `segment` is the place of a segment in the plan, `source` the address of the cache's first key, `addresses` that
+    of BLOCK int64s.
+    """
+    addresses_L = carray(_ints(addresses), (BLOCK,))
+    unit, table = plan[segment + 4], plan[segment + 5]
+    num = min(plan[segment + 6] - block * BLOCK, BLOCK)
+    page, within, key = table + block * BLOCK // unit, block * BLOCK % unit, 0
     while key < num:
-        page, within = (place + key) // unit, (place + key) % unit
-        first = plan[table + page] * unit
-        for slot in range(first + within, first + min(unit, within + num - key)):
-            first_L[key] = slot * stride
-            key += 1
+        count = min(unit - within, num - key)
+        first = source + (plan[page] * unit + within) * slot_bytes
+        for slot in range(count):
+            addresses_L[key + slot] = first + slot * slot_bytes
+        page, within, key = page + 1, 0, key + count
+    for missing in range(num, BLOCK):
+        addresses_L[missing] = addresses_L[num - 1]
+    return num  # type: ignore[no-any-return]
+
+
+@compiled("void(int64, int64, int64, int64)")
+def fetch_block(addresses: int, num: int, offset: int, num_bytes: int) -> None:
+    """Fetch the bytes of keys, or of what lies `offset` bytes behind them, into the second cache."""
+    addresses_L = carray(_ints(addresses), (BLOCK,))
+    for key in range(num):
+        for byte in range(0, num_bytes, 64):
+            fetch(addresses_L[key] + offset + byte)
+
+
+@compiled("void(int64, int64, int64, int64, int64, int64)")
+def copy_block(addresses: int, offset: int, num: int, num_bytes: int, to_bytes: int, to: int) -> None:
+    """Copy the bytes of keys, or of what lies `offset` bytes behind them, with zeros up to `to_bytes` for each."""
+    addresses_L = carray(_ints(addresses), (BLOCK,))
+    for key in range(num):
+        row = carray(_bytes(addresses_L[key] + offset), (num_bytes,))
+        copy = carray(_bytes(to + key * to_bytes), (to_bytes,))
+        for byte in range(num_bytes):
+            copy[byte] = row[byte]
+        for byte in range(num_bytes, to_bytes):
+            copy[byte] = 0
+
+
+@compiled("void(int64, int64, int64, int64)")
+def set_addresses(first: int, step: int, num: int, addresses: int) -> None:
+    """Write the addresses of a block's `num` copies, then that of the last one for those behind."""
+    addresses_L = carray(_ints(addresses), (BLOCK,))
+    for key in range(BLOCK):
+        addresses_L[key] = first + step * min(key, num - 1)

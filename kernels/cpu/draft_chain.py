@@ -11,11 +11,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention import attend_rows
+from .attention import DESCRIPTOR, DTYPE, FLOAT32, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES, attend_tasks, num_tasks
+from .attention_inner import address_of
 from .attention_plan import plan_one_query, set_num_keys
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
 from .matmul import multiply
+
+
+@compiled("void(int64[::1], float32[:,:,::1], float32[:,:,::1], float32[:,:,::1], float32, float32[:,:,::1])")
+def _attend_rows(plan: Ints, q_THD: Floats, k_SKD: Floats, v_SKD: Floats, scale: float, out_THD: Floats) -> None:
+    """Compute all tasks of a plan over a float32 cache without scales."""
+    H, D = q_THD.shape[1:]
+    kv = np.zeros(DESCRIPTOR, dtype=np.int64)
+    kv[KEYS], kv[VALUES] = address_of(k_SKD), address_of(v_SKD)
+    kv[STRIDE], kv[KV_HEADS], kv[HEAD_SIZE], kv[DTYPE] = k_SKD.shape[1] * D, k_SKD.shape[1], D, FLOAT32
+    q, out = address_of(q_THD), address_of(out_THD)
+    attend_tasks(0, num_tasks(plan, kv), 1, plan, kv, q, H * D, out, H * D, FLOAT32, scale, np.float32(0))
 
 
 @compiled()
@@ -100,7 +112,7 @@ def draft_chain(
         rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_L[own], k_SKD, v_SKD, q_THD)
         set_num_keys(plan, first + T)
         last = slice(T - 1, T)
-        attend_rows(plan, q_THD[last], k_SKD, v_SKD, np.float32(scale), out_1HD)
+        _attend_rows(plan, q_THD[last], k_SKD, v_SKD, np.float32(scale), out_1HD)
         multiply(o, out_1HD.reshape((1, H * D)), y_1E)
         add_rms_norm(y_1E, residual_TE[last], post_norm_E, eps, normed_1E, feature_1E)
         multiply(gate_up, normed_1E, gated_1J)

@@ -49,6 +49,7 @@ from .thread_pool import num_threads, run_tasks
 _MIN_WORK = 4_000_000  # multiplications of a thread, or numbers of weights that it reads: 0.1 ms
 _MIN_ROWS = 16  # tokens of a row from which on expanding its keys may pay
 _FEW_TOKENS = 16  # up to which each thread computes all of some heads
+_BLOCK_KEYS = 192  # expanded at a time where they are rounded
 _MAX_BYTES = 1 << 30  # of expanded keys and values, one head of each thread at a time
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
@@ -66,6 +67,11 @@ class LatentMatrices:
         self.to_query, self.to_value, self.to_both = (
             _pack_heads(weight_HOI) for weight_HOI in (key_HNC.transpose(1, 2), value_HCV.transpose(1, 2), expand_HXC)
         )
+
+    @property
+    def has_dots(self) -> bool:
+        """True if products are those of bfloat16s, which take half the time."""
+        return bool(self.to_both.descriptor[0] == BFLOAT16_ROWS)
 
     def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `key_HNC` and `value_HCV`."""
@@ -100,12 +106,12 @@ class RowsOfForms:
 def divide(attention: CompiledAttention, matrices: LatentMatrices, rope_size: int, *, dots: bool) -> RowsOfForms | None:
     """Return the step's tokens by form; None if all attend in the absorbed form.
 
-    A row's keys are expanded if that takes fewer multiplications. Rows that come later pay only for pages that no row
-    before them has expanded. `dots`: products of the absorbed form take half the time, because they are bfloat16's.
+    A row's keys are expanded if that takes less. Rows that come later pay only for pages that no row before them has
+    expanded. `dots`: products with latents are those of bfloat16s.
     """
-    whole, key = attention.plan, (matrices.rank, matrices.plain_size, matrices.value_size, dots)
+    key = matrices.rank, matrices.plain_size, matrices.value_size, dots
     if key not in attention.forms:
-        attention.forms[key] = _divide(whole, attention.cap, matrices, rope_size, dots)
+        attention.forms[key] = _divide(attention.plan, attention.cap, matrices, rope_size, dots)
     found: RowsOfForms | None = attention.forms[key]
     return found
 
@@ -113,11 +119,13 @@ def divide(attention: CompiledAttention, matrices: LatentMatrices, rope_size: in
 def _divide(
     whole: AttentionPlan, cap: float, matrices: LatentMatrices, rope_size: int, dots: bool
 ) -> RowsOfForms | None:
-    if whole.window or whole.num_R.max(initial=0) < _MIN_ROWS:
-        return None
     size, C = matrices.plain_size + rope_size, matrices.rank
-    to_expand = C * (matrices.plain_size + matrices.value_size)
-    pair_gain = (C + rope_size) * (1 if dots else 2) - size - max(size, matrices.value_size)
+    if whole.window or whole.num_R.max(initial=0) < _MIN_ROWS or matrices.value_size > size:
+        return None
+    # Multiplications, in those of bfloat16s: one of float32s takes twice the time. Values are as long as keys there.
+    each = 1 if matrices.has_dots else 2
+    to_expand = each * C * (matrices.plain_size + matrices.value_size)
+    pair_gain = 2 * (C + rope_size) * (1 if dots else 2) - 2 * size * each
     threads = min(num_threads(), matrices.heads)
     most_keys = _MAX_BYTES // (4 * threads * (matrices.value_size + size))
     place_of: dict[int, int] = {}  # of an expanded page
@@ -208,16 +216,27 @@ def _attend_expanded(
     """
     (L, R), stride, D = rope_LR.shape, kv[STRIDE], kv[HEAD_SIZE]
     panels = -(-(stride - R) // WIDTH)
-    rows_LX = np.empty((L, stride), dtype=np.float32)
+    halves = kv[DTYPE] == BFLOAT16_DOTS
+    block = _BLOCK_KEYS if halves else L
+    products_LX = np.empty((block, stride), dtype=np.float32)
+    halves_LX = np.empty((L if halves else 0, stride), dtype=np.uint16)
     scratch = np.empty(scratch_size(plan, kv) // 2 + 1, dtype=np.int64)
     own, width = kv.copy(), 4 if dtype == FLOAT32 else 2
-    own[VALUES] = address_of(rows_LX)
-    own[KEYS] = own[VALUES] + 4 * value_size
+    own[VALUES] = address_of(halves_LX) if halves else address_of(products_LX)
+    own[KEYS] = own[VALUES] + (2 if halves else 4) * value_size
     for head in range(first, end, step):
-        multiply_some(both_W, head * panels, (head + 1) * panels, x, x_bytes, L, own[VALUES], stride)
-        for key in range(L):
-            for r in range(R):
-                rows_LX[key, stride - R + r] = rope_LR[key, r]
+        for base in range(0, L, block):
+            count = min(block, L - base)
+            y = address_of(products_LX)
+            multiply_some(both_W, head * panels, (head + 1) * panels, x + base * x_bytes, x_bytes, count, y, stride)
+            for key in range(count):
+                row_X, rope_R = products_LX[key], rope_LR[base + key]
+                for r in range(R):
+                    row_X[stride - R + r] = rope_R[r]
+                if halves:
+                    half_X = halves_LX[base + key]
+                    for i in range(stride):
+                        half_X[i] = narrow(row_X[i], half_X[i])
         place = width * head * D
         for task in range(num_tasks(plan, own)):
             attend_task(
@@ -364,7 +383,7 @@ def attend_latents(
     and a token's bits depend on nothing but its own keys.
     """
     dtype, (T, H, _) = q_THD.dtype, q_THD.shape
-    if dtype == torch.bfloat16 and matrices.to_both.descriptor[0] != BFLOAT16_ROWS:
+    if dtype == torch.bfloat16 and not matrices.has_dots:
         q_THD = q_THD.float()
     if q_THD.stride()[1:] != (q_THD.shape[2], 1):
         q_THD = q_THD.contiguous()
@@ -435,7 +454,8 @@ def _expanded(
     # The loops read as many numbers of a value as of a key, and write as many; what is too much is left out here.
     out_THD = torch.empty((T, H, D), dtype=q_THD.dtype)
     descriptor = np.zeros(DESCRIPTOR, dtype=np.int64)
-    descriptor[STRIDE], descriptor[KV_HEADS], descriptor[HEAD_SIZE], descriptor[DTYPE] = V + D, 1, D, FLOAT32
+    descriptor[STRIDE], descriptor[KV_HEADS], descriptor[HEAD_SIZE] = V + D, 1, D
+    descriptor[DTYPE] = BFLOAT16_DOTS if matrices.has_dots else FLOAT32
     x = latents_LC.data_ptr(), latents_LC.stride(0) * latents_LC.element_size(), V, rope_LR.numpy()
     places = q_THD.data_ptr(), q_THD.stride(0), out_THD.data_ptr(), H * D, DTYPES[q_THD.dtype]
     rest = matrices.to_both.descriptor, *x, descriptor, forms.plan.array, *places, scale, cap

@@ -143,6 +143,62 @@ def rope_and_store(
                 v_SKD[slot, head, d] = qkv_TND[t, H + K + head, d]
 
 
+@compiled(
+    *for_float32_and_bfloat16(
+        "void({}[:,::1], {}[:,::1], int64, int64, {}[::1], float32, {}[:,::1], {}[:,::1], boolean, int64[::1],"
+        " {}[:,::1])"
+    )
+)
+def rotate_and_store_latents(
+    q_TY: FloatArray,
+    first_TX: FloatArray,
+    num_heads: int,
+    head_size: int,
+    norm_C: FloatArray,
+    eps: float,
+    cos_TR: FloatArray,
+    sin_TR: FloatArray,
+    interleaved: bool,
+    slots_T: Ints,
+    cache_SX: FloatArray,
+) -> None:
+    """Rotate the last R dimensions of each head of queries in place; write the normalised latents, with the rotated key
+    behind, to the tokens' slots.
+
+    The queries of all heads are the first numbers of a row of `q_TY`, the latent and the key the last of one of
+    `first_TX`. `interleaved` heads and sines are as in `Ops.store_latent` and `rope_and_store`.
+    """
+    (T, R), C = cos_TR.shape, len(norm_C)
+    half, start = R // 2, first_TX.shape[1] - C - R
+    low_r, high_r = np.empty(half, np.float32), np.empty(half, np.float32)
+    for t in range(T):
+        latent_C, row_X = first_TX[t, start : start + C], cache_SX[slots_T[t]]
+        total = np.float32(0)
+        for c in range(C):
+            value = widen(latent_C[c])
+            total += value * value
+        scale = np.float32(1) / np.sqrt(total / np.float32(C) + eps)
+        for c in range(C):
+            row_X[c] = narrow(widen(latent_C[c]) * scale * widen(norm_C[c]), norm_C[c])
+        for head in range(num_heads + 1):
+            end = (head + 1) * head_size
+            x_R = q_TY[t, end - R : end] if head < num_heads else first_TX[t, start + C :]
+            to_R = q_TY[t, end - R : end] if head < num_heads else row_X[C:]
+            if interleaved:
+                for r in range(half):
+                    low_r[r], high_r[r] = widen(x_R[2 * r]), widen(x_R[2 * r + 1])
+            else:
+                for r in range(half):
+                    low_r[r], high_r[r] = widen(x_R[r]), widen(x_R[half + r])
+            # A loop for each half: the compiler computes one of fewer arrays in vectors.
+            cos_r, sin_r, to_r = cos_TR[t, :half], sin_TR[t, :half], to_R[:half]
+            for r in range(half):
+                to_r[r] = narrow(low_r[r] * widen(cos_r[r]) + high_r[r] * widen(sin_r[r]), norm_C[0])
+            cos_r, sin_r, to_r = cos_TR[t, half:], sin_TR[t, half:], to_R[half:]
+            for r in range(half):
+                to_r[r] = narrow(high_r[r] * widen(cos_r[r]) + low_r[r] * widen(sin_r[r]), norm_C[0])
+
+
 @compiled("void(float32[:,::1], int64, float32, boolean, float32[:,::1])")
 def normalise(x_TE: Floats, norm: int, eps: float, is_layer_norm: bool, out_TE: Floats) -> None:
     """Write the norm of each row; `norm` is the address of its weights, and of a layer norm's bias behind them."""

@@ -291,28 +291,27 @@ def _multiply_panels(
                 )
             begin = end
         return
-    scale_bytes, base_bytes = 0, 0
+    scale_bytes, base_bytes, lanes = 0, 0, 1  # 32-bit lanes of an output in a step
     if kind < INT8:
         most_rows, block_rows, per_step = _MOST_ROWS, _BLOCK_ROWS, 1 if kind == FLOAT32 else 2
         steps = (C + per_step - 1) // per_step
-        panel_bytes = steps * WIDTH * 4
         block_steps = _BLOCK_INPUTS if kind == FLOAT32 else _BLOCK_BFLOAT16_INPUTS // per_step
     else:
         most_rows, block_rows = _MOST_INT4_ROWS if kind == INT4 else _MOST_INT8_ROWS, _INTEGER_BLOCK_ROWS
         steps, block_steps = (C + group - 1) // group, max(1, _INTEGER_BLOCK_INPUTS // group)
-        panel_bytes = steps * group * WIDTH // (2 if kind == INT4 else 1)
+        lanes = group // (8 if kind == INT4 else 4)
         scale_bytes = WIDTH * (4 if kind == INT8 else 4 + 2 * steps)
         base_bytes = WIDTH * 2 * steps
-    wide = 1
+    lane_bytes, wide = WIDTH * 4, 1
+    panel_bytes = steps * lanes * lane_bytes
     if kind < INT8 and T <= _WIDE_ROWS:
         wide = _PANELS_1 if T == 1 else _PANELS_2
     together, next_bytes = max(1, last_panel - first_panel), panel_bytes
     if T <= FEW_ROWS:
         block_rows, block_steps, together = FEW_ROWS, steps, wide
-        if kind < INT8 and most_rows < T:  # each block's weights are fetched while the one before is multiplied
-            num_blocks = -(-steps * WIDTH * 4 // _FEW_ROWS_BYTES)
-            block_steps = -(-steps // num_blocks)
-            next_bytes = block_steps * WIDTH * 4
+        if most_rows < T:  # each block's weights are fetched while the one before is multiplied
+            block_steps = -(-steps // -(-panel_bytes // _FEW_ROWS_BYTES))
+            next_bytes = block_steps * lanes * lane_bytes
     for first_row in range(0, T, block_rows):
         last_row = min(first_row + block_rows, T)
         for group_panel in range(first_panel, last_panel, together):
@@ -322,15 +321,15 @@ def _multiply_panels(
                 while panel < min(group_panel + together, last_panel):
                     count = wide if panel + wide <= last_panel else 1
                     row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
-                    ahead = codes + panel * panel_bytes + begin * WIDTH * 4
-                    ahead_bytes, piece = WIDTH * 4, 0
+                    ahead = codes + panel * panel_bytes + begin * lanes * lane_bytes
+                    ahead_bytes, piece = lane_bytes, 0
                     if num_tiles == 1:
                         ahead += PREFETCH_BYTES
                     else:  # the tiles share the weights that come after theirs
                         ahead += next_bytes
                         ahead_bytes = _AHEAD_LINES * 64
-                        piece = (end - begin) * ahead_bytes
-                    pieces = WIDTH * 4 // ahead_bytes  # of the weights that come next
+                        piece = (end - begin) * lanes * ahead_bytes
+                    pieces = lane_bytes // ahead_bytes  # of the weights that come next
                     for blocks in range(num_tiles, 0, -1):
                         rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
                         _multiply_tile(
@@ -350,7 +349,7 @@ def _multiply_panels(
                             steps,
                             group,
                             N - panel * WIDTH,
-                            ahead - begin * ahead_bytes,
+                            ahead - begin * lanes * ahead_bytes,
                             ahead_bytes,
                         )
                         row += rows

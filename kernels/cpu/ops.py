@@ -96,8 +96,10 @@ class CpuOps(ReferenceOps):
         )
         return q_THD
 
-    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
-        return _attend_latents(q_THD, kv, args, expand=True)
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
+        return _attend_latents(self, q_TY, first_TX, kv, args)
 
     def likeliest_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         logits = logits_RV.numpy()
@@ -138,16 +140,41 @@ class DeterministicCpuOps(DeterministicOps):
     def attention(self, args: AttentionArgs) -> Attention:
         return compiled_attention(args, self.attention_cap) or super().attention(args)
 
-    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
-        # Which form takes less depends on how a prompt is cut.
-        return _attend_latents(q_THD, kv, args, expand=False)
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
+        return _attend_latents(self, q_TY, first_TX, kv, args)
 
 
-def _attend_latents(q_THD: torch.Tensor, kv: KvCache, args: LatentArgs, *, expand: bool) -> torch.Tensor | None:
-    """Compute attention to latents by loops, if they compute that of the step."""
+def _attend_latents(
+    ops: ReferenceOps, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+) -> torch.Tensor | None:
+    """Compute latent attention by loops, if they compute the step's. Latents are stored as codes by plain torch."""
     if not isinstance(args.attention, CompiledAttention):
         return None
-    return attend_latents(q_THD, kv, args.attention, args.matrices, args.scale, expand=expand)
+    H, C = args.rope.num_heads, len(args.norm_C)
+    cos_TR, sin_TR = args.rope.cos_T1D[:, 0], args.rope.sin_T1D[:, 0]
+    R = cos_TR.shape[1]
+    D = args.matrices.plain_size + R
+    q_THD = q_TY[:, : H * D].unflatten(1, (H, D))
+    if _suit_loops(q_TY, first_TX, args.norm_C, cos_TR, sin_TR, kv.k_SKD) and kv.k_scale_K is None:
+        q, first, norm, cos, sin, cache = map(
+            as_float_array, (q_TY, first_TX, args.norm_C, cos_TR, sin_TR, kv.k_SKD[:, 0])
+        )
+        slots = args.rope.slots_T.numpy()
+
+        def rotate(rows: slice) -> None:
+            layers.rotate_and_store_latents(
+                q[rows], first[rows], H, D, norm, args.eps, cos[rows], sin[rows], args.interleaved, slots[rows], cache
+            )
+
+        share_rows(first_TX, rotate)
+    else:
+        latent_TC = ops.rms_norm(first_TX[:, -C - R : -R].contiguous(), args.norm_C, args.eps)
+        rope_TNR = torch.cat((q_THD[..., -R:], first_TX[:, None, -R:]), dim=1)
+        q_THD[..., -R:] = ops.store_latent(latent_TC, rope_TNR, kv, args.rope, args.interleaved)
+    # In deterministic mode all rows are absorbed: which form takes less depends on how a prompt is cut.
+    return attend_latents(q_THD, kv, args.attention, args.matrices, args.scale, expand=not ops.deterministic)
 
 
 def _suit_loops(*tensors: torch.Tensor) -> bool:

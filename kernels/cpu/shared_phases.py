@@ -5,7 +5,7 @@ that the system does not run delays the others only if it stopped in the middle 
 not. A late thread finds the first phases done and passes through them.
 
 `claim` hands tasks out in their order. `claim_near` gives each thread a range of neighbouring tasks, so that what a
-task fetches ahead is what the thread reads next. A thread that has done its range takes tasks from another's end.
+task fetches ahead is what the thread reads next. A thread that has done its range goes on with another's next tasks.
 
 A waiting thread spins for some 50 us, then sleeps until the phase is done: on a futex where the system has them,
 elsewhere for a tenth of a millisecond at a time. A task must not raise: the other threads would wait for ever.
@@ -30,8 +30,6 @@ _LINE = 8  # words of a cache line; counters of different kinds and ranges have 
 _MOST_RANGES = 4  # of a phase's tasks; where there are more threads, several share one
 _STRIDE = _LINE * (1 + _MOST_RANGES)  # words of a phase
 _DONE = _LINE  # where completions count. The first range's claims count before it, the others' behind
-# Words of a range: claims, and how many of them were from its front and from its back.
-_FRONT, _BACK = 1, 2
 _SLEEPERS = 0  # word before the first phase: threads that sleep
 _SPINS = 1500  # each takes some 35 ns
 _WAIT, _WAKE, _EVERYONE = 128, 129, 1 << 30  # FUTEX_WAIT and FUTEX_WAKE within one process
@@ -110,11 +108,10 @@ def claim_near(phases: Ints, phase: int, num_tasks: int, thread: int, num_thread
         place = own + turn if own + turn < ranges else own + turn - ranges
         first, end = num_tasks * place // ranges, num_tasks * (place + 1) // ranges
         word = (phase + 1) * _STRIDE + _LINE * (place if place == 0 else place + 1)
-        # No claim succeeds beyond the range's size, so front and back do not meet.
-        if _read(phases, word) < end - first and _add(phases, word, 1) < end - first:
-            if turn == 0:
-                return first + _add(phases, word + _FRONT, 1)
-            return end - 1 - _add(phases, word + _BACK, 1)
+        if _read(phases, word) < end - first:
+            task = first + _add(phases, word, 1)
+            if task < end:
+                return task
     return -1
 
 

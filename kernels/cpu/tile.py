@@ -1,4 +1,4 @@
-"""The emitter of one product kernel's instructions, in LLVM IR, and the kernel's arguments."""
+"""Emitters of kernels' instructions in LLVM IR: of products, with their arguments, and of vectors at addresses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
+from numba.core import cgutils
 
-from .instructions import Instructions
+from .instructions import HOST, Instructions
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
+FLOATS = ir.VectorType(F32, HOST.lanes)
 
+FETCH_BYTES = 512  # of a slot that are read at once: the processor fetches the neighbours of what it reads
 PREFETCH_BYTES = 2048  # ahead of the weights that are read; the processor's own prefetching stops at pages
 
 
@@ -45,8 +48,10 @@ class TileArguments(NamedTuple):
     steps: Any  # of a whole row
     group: Any  # inputs of a group, a multiple of 32, or 0
     outputs: Any  # of the panel that exist; others are not written
-    ahead: Any  # address of the float weights to fetch into the cache in the first step
-    ahead_bytes: Any  # from there to those of the next step
+    # Address of the weights to fetch into the cache with the first 32-bit lanes of a panel's outputs, and the bytes
+    # from there to those of the next lanes.
+    ahead: Any
+    ahead_bytes: Any
 
 
 class Tile:
@@ -174,3 +179,106 @@ def load_half(tile: Tile, base: Any, offset: Any) -> Any:
     magnitude = b.bitcast(b.shl(b.and_(bits, tile.constant(0x7FFF)), tile.constant(13)), tile.floats)
     value = b.bitcast(b.fmul(magnitude, ir.Constant(tile.floats, [2.0**112] * tile.lanes)), tile.ints)
     return b.bitcast(b.or_(value, b.shl(b.and_(bits, tile.constant(0x8000)), tile.constant(16))), tile.floats)
+
+
+class FloatBuilder:
+    """Shorthands for IR of float32 vectors at addresses."""
+
+    def __init__(self, builder: Any) -> None:
+        self.ir = builder
+
+    def address(self, base: Any, *offsets: Any) -> Any:
+        """Return a sum of byte offsets, which are values or ints."""
+        for offset in offsets:
+            if isinstance(offset, int):
+                if offset == 0:
+                    continue
+                offset = I64(offset)
+            base = self.ir.add(base, offset)
+        return base
+
+    def load(self, address: Any, kind: Any = FLOATS) -> Any:
+        found = self.ir.load(self.ir.inttoptr(address, kind.as_pointer()))
+        found.align = 8 if kind is I64 else 4
+        return found
+
+    def store(self, value: Any, address: Any) -> None:
+        stored = self.ir.store(value, self.ir.inttoptr(address, value.type.as_pointer()))
+        stored.align = 4
+
+    def call(self, name: str, *operands: Any) -> Any:
+        kind = operands[0].type
+        suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+        function = cgutils.get_or_insert_function(
+            self.ir.module, ir.FunctionType(kind, [kind] * len(operands)), f"llvm.{name}.{suffix}"
+        )
+        return self.ir.call(function, operands)
+
+    def function(self, name: str, *operands: Any) -> Any:
+        """Call an instruction's function, whose result has the type of the first operand."""
+        kind = ir.FunctionType(operands[0].type, [operand.type for operand in operands])
+        return self.ir.call(cgutils.get_or_insert_function(self.ir.module, kind, name), operands)
+
+    def fetch(self, address: Any) -> None:
+        """Fetch a cache line to the second cache."""
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.ir.module, kind, "llvm.prefetch.p0i8")
+        place = self.ir.inttoptr(address, I8.as_pointer())
+        self.ir.call(function, (place, I32(0), I32(2), I32(1)))
+
+    def fetch_share(self, coming: Any, start: Any, done: Any, num_bytes: int) -> None:
+        """Fetch `num_bytes`, from byte `done` on, of pieces of FETCH_BYTES that lie `start` bytes behind addresses."""
+        for first in range(0, num_bytes, FETCH_BYTES):
+            at = self.address(done, first)
+            piece = self.ir.lshr(at, I64(FETCH_BYTES.bit_length() - 1))
+            place = self.address(coming, self.ir.mul(piece, I64(8)))
+            within = self.ir.and_(at, I64(FETCH_BYTES - 1))
+            here = self.address(self.load(place, I64), start, within)
+            for line in range(0, min(num_bytes - first, FETCH_BYTES), 64):
+                self.fetch(self.address(here, line))
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """Return the larger lanes; those of `y` where one is NaN."""
+        return self.ir.select(self.ir.fcmp_ordered(">", x, y), x, y)
+
+    def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        return self.ir.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+    def splat(self, value: Any) -> Any:
+        nothing = ir.Constant(FLOATS, ir.Undefined)
+        return self.shuffle(self.ir.insert_element(nothing, value, I32(0)), nothing, [0] * HOST.lanes)
+
+    def constant(self, value: float) -> Any:
+        return ir.Constant(FLOATS, [value] * HOST.lanes)
+
+    def fold(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """Combine a vector's lanes into one number, halves first."""
+        lanes = HOST.lanes
+        while lanes > 1:
+            lanes //= 2
+            value = combine(
+                self.shuffle(value, value, list(range(lanes))),
+                self.shuffle(value, value, list(range(lanes, 2 * lanes))),
+            )
+        return self.ir.extract_element(value, I32(0))
+
+    def loop(self, count: Any, step: int, carried: Sequence[Any], body: Callable[..., Sequence[Any]]) -> list[Any]:
+        """Append a loop of `body(index, *values)` for the indices 0, step, ... below `count`, at least one."""
+        before, block = self.ir.block, self.ir.append_basic_block("loop")
+        self.ir.branch(block)
+        self.ir.position_at_end(block)
+        index = self.ir.phi(I64)
+        index.add_incoming(I64(0), before)
+        phis = [self.ir.phi(value.type) for value in carried]
+        for phi, value in zip(phis, carried, strict=True):
+            phi.add_incoming(value, before)
+        results = list(body(index, *phis))
+        end = self.ir.block  # the body may have loops of its own
+        following = self.ir.add(index, I64(step))
+        index.add_incoming(following, end)
+        for phi, value in zip(phis, results, strict=True):
+            phi.add_incoming(value, end)
+        after = self.ir.append_basic_block("after")
+        self.ir.cbranch(self.ir.icmp_signed("<", following, count), block, after)
+        self.ir.position_at_end(after)
+        return results

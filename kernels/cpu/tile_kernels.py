@@ -144,7 +144,7 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
     output; its bases are float16.
     """
     b, count, width = tile.b, tile.num_vectors, tile.instructions.width
-    codes, scales, bases = (tile.pointer(address) for address in (a.codes, a.scales, a.bases))
+    codes, scales, bases, ahead = (tile.pointer(address) for address in (a.codes, a.scales, a.bases, a.ahead))
     rows = [tile.pointer(b.add(a.x, b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
     row_scales_offset = b.mul(a.steps, a.group)
     row_sums_offset = b.add(row_scales_offset, b.mul(a.steps, I64(4)))
@@ -164,7 +164,10 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
 
         def block(number: Any, totals: list[Any]) -> list[Any]:
             here = b.gep(codes, [b.mul(number, I64(block_bytes))])
-            tile.prefetch(here, [I64(0)], block_bytes)
+            first_step = b.mul(number, I64(num_steps))
+            for step in range(num_steps):
+                place = b.mul(b.add(first_step, I64(step)), a.ahead_bytes)
+                tile.fetch(b.gep(ahead, [place]), tile.instructions.ahead_lines)
             inputs = [b.gep(row, [b.mul(number, I64(block_inputs))]) for row in rows]
             return add_block(tile, here, inputs, totals, num_steps, is_int4)
 

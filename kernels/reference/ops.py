@@ -71,7 +71,9 @@ class ReferenceOps:
     def decode_attention(self, args: DecodeAttentionArgs) -> None:
         """Return None: rows are grouped by their lengths, on the host."""
 
-    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
         """Return None: the model computes the absorbed form by plain torch."""
 
     def rope_and_store(

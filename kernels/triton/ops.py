@@ -52,7 +52,9 @@ class TritonOps:
     def decode_attention(self, args: DecodeAttentionArgs) -> paged_attention.TritonAttention:
         return paged_attention.decode_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
 
-    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
+    def attend_latents(
+        self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs
+    ) -> torch.Tensor | None:
         """Return None: products of queries and outputs are torch's."""
 
     def grouped_matmul(

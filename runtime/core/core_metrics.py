@@ -28,8 +28,8 @@ class CoreMetricsRecorder:
 
     def record_step(self, plan: ForwardPlan, seconds: float) -> None:
         """Record the time and tokens of a step."""
-        self.measures.step.observe(seconds)
-        self.measures.step_tokens.observe(plan.num_tokens)
+        self.measures.step.observe(seconds / plan.num_decodes, plan.num_decodes)
+        self.measures.step_tokens.observe(plan.num_tokens, plan.num_decodes)
 
     def record_answers(self, messages: Iterable[FromCore]) -> None:
         """Record the timings of requests that ended."""

@@ -291,6 +291,9 @@ def load_core(
             lambda rid: scheduler.num_computed(rid),
             lambda: cache.num_free,
         )
+    # On a CPU planning would compete with computing for the processors.
+    on_gpu = info.device.startswith("cuda") and not info.num_state_slots
+    ahead = config.overlap == "on" or (config.overlap == "auto" and on_gpu)
     scheduler = Scheduler(
         config,
         cache=cache,
@@ -300,10 +303,9 @@ def load_core(
         retokenise=retokenise,
         prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
         fetch_prefix=None if transfers is None else transfers.fetch,
+        # How many steps fit depends on their time, which a replay does not know.
+        continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
     )
-    # On a CPU planning would compete with computing for the processors.
-    on_gpu = info.device.startswith("cuda") and not info.num_state_slots
-    ahead = config.overlap == "on" or (config.overlap == "auto" and on_gpu)
     logged = scheduler if log is None else LoggingScheduler(scheduler, log)
     return LoadedCore(engine, logged, info, cache, publisher, recorder, grammars, adapters, ahead, transfers)
 

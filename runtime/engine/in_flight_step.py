@@ -81,6 +81,7 @@ class InFlightStep:
     def __init__(self, runner: ModelRunner, plan: ForwardPlan) -> None:
         self._began = time.perf_counter()
         self._runner = runner
+        self._earlier: list[list[int]] = []  # tokens of the decode steps before the last one
         self._plan = plan
         self._starts_R = list(accumulate((len(row.tokens) for row in plan.rows[:-1]), initial=0))[: len(plan.rows)]
         self._logits_OV: torch.Tensor | None = None
@@ -99,6 +100,9 @@ class InFlightStep:
             self._compute(plan.rows)
         if not plan.is_open:
             self._sample(plan.rows)
+        for number in range(1, plan.num_decodes):
+            if not self._decode_again(number):
+                break
 
     @torch.inference_mode()
     def sample(self, sampling: SamplingPlan) -> None:
@@ -120,7 +124,10 @@ class InFlightStep:
         results = [
             RowResult(
                 is_finite=index not in missing,
-                tokens=[tokens[output] for output in path_of.get(index, ())],
+                tokens=[
+                    *(step[index] for step in self._earlier),
+                    *(tokens[output] for output in path_of.get(index, ())),
+                ],
                 logprobs=[logprobs[output] for output in path_of.get(index, ()) if output in logprobs],
                 after_nodes=[] if row.parents is None else tokens[roots[index] + 1 :][: len(row.parents)],
                 scores=[] if row.score is None else next(scores),
@@ -148,6 +155,18 @@ class InFlightStep:
         ]
         runner.last_results = results
         return results
+
+    def _decode_again(self, number: int) -> bool:
+        """Compute the plan's decode step `number` from the tokens sampled last. Returns False, with nothing computed,
+        if one is missing."""
+        tokens, _ = self._verified()
+        if NOT_FINITE in tokens:
+            return False
+        self._earlier.append(tokens)
+        rows = [_next_row(row, token, number) for row, token in zip(self._plan.rows, tokens, strict=True)]
+        self._compute(rows)
+        self._sample(rows)
+        return True
 
     def _compute(self, rows: list[Row]) -> None:
         """Queue the forward, and the scores and pooled states, which need no samples."""
@@ -243,6 +262,21 @@ def _draft_step(
 def _with_token(row: Row, before: Sequence[RowResult]) -> Row:
     """Return the row with the token that it follows, if it follows one; `before` are the results of the last step."""
     return row if row.follows is None else msgspec.structs.replace(row, tokens=[before[row.follows].token or 0])
+
+
+def _next_row(row: Row, token: int, number: int) -> Row:
+    """Return the row of decode step `number` of a plan, which computes the `token` sampled before it."""
+    sample = row.sample
+    if row.draws and sample is not None:
+        sample = msgspec.structs.replace(sample, draw=row.draws[number - 1])
+    return Row(
+        rid=row.rid,
+        tokens=[token],
+        first_position=row.first_position + number,
+        pages=row.pages,
+        sample=sample,
+        adapter=row.adapter,
+    )
 
 
 def _with_sampling(row: Row, own: RowSampling | None) -> Row:

@@ -50,11 +50,13 @@ def decoder_inputs(
     if step.window_pages_P is not None:
         window_spans = _spans(rows, step.window_pages_P, step.page_starts)
 
-    arrays = [step.ids_T, step.positions_T, step.lengths_R[step.row_T], step.slots_T, wanted]
+    lengths_T = step.lengths_R if len(rows) == len(step.ids_T) else step.lengths_R[step.row_T]
+    arrays = [step.ids_T, step.positions_T, lengths_T, step.slots_T, wanted]
     if step.window_slots_T is not None:
         arrays.append(step.window_slots_T)
     ids, positions, lengths, slots, wanted_O, *window_slots = to_device(arrays, model.device)
-    last_tokens.fill(ids, rows, step.starts_R.tolist())
+    if last_tokens.index:
+        last_tokens.fill(ids, rows, step.starts_R.tolist())
     return DecoderInputs(
         ids_T=ids,
         positions_T=positions,
@@ -91,6 +93,8 @@ def _adapters(rows: Sequence[Row], row_T: np.ndarray, wanted: np.ndarray, model:
 
 def row_arrays(rows: Sequence[Row]) -> RowArrays:
     """Return the rows' tokens, positions and slots, concatenated."""
+    if not rows[0].window_pages and all(len(row.tokens) == 1 for row in rows):
+        return _decode_arrays(rows)
     num_R, first_R = np.array([len(row.tokens) for row in rows]), np.array([row.first_position for row in rows])
     lengths_R, starts_R = first_R + num_R, num_R.cumsum() - num_R
     ids_T = np.fromiter(chain.from_iterable([row.tokens for row in rows]), np.int64)
@@ -119,6 +123,19 @@ def row_arrays(rows: Sequence[Row]) -> RowArrays:
         window_pages_P,
         window_slots_T,
     )
+
+
+def _decode_arrays(rows: Sequence[Row]) -> RowArrays:
+    """Return `row_arrays` of rows with one token each. Few calls: a small model computes a step of them in less time
+    than the general way takes."""
+    positions = [row.first_position for row in rows]
+    pages_R = [row.pages[: position // PAGE_SIZE + 1] for row, position in zip(rows, positions, strict=True)]
+    slots = [pages[-1] * PAGE_SIZE + position % PAGE_SIZE for pages, position in zip(pages_R, positions, strict=True)]
+    ids_T, positions_T, slots_T = np.array([[row.tokens[0] for row in rows], positions, slots], dtype=np.int64)
+    row_T = np.arange(len(rows))
+    page_starts = [0, *accumulate(map(len, pages_R))]
+    pages_P = np.array(pages_R[0] if len(rows) == 1 else list(chain.from_iterable(pages_R)), dtype=np.int64)
+    return RowArrays(ids_T, positions_T, slots_T, row_T, positions_T + 1, row_T, pages_P, page_starts, None, None)
 
 
 def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: np.ndarray) -> np.ndarray:

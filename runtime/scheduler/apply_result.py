@@ -52,6 +52,7 @@ def apply_result(
         request.pooling.add(result.pooled, request.num_computed)
     if row.sample is None:
         return AppliedResult(None if request.num_uncomputed or request.is_held else prompt_answer(request))
+    num_known = len(request.tokens)
     request.num_passes += 1
     if row.parents is not None:
         request.record_accepted(len(result.tokens) - 1, len(row.parents))
@@ -84,6 +85,8 @@ def apply_result(
     else:
         if not result.is_finite:
             error = _not_finite(request)
+    if row.parents is None:  # each token after the first took a decode step of its own
+        request.num_passes += max(0, position - num_known - 1)
     if (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
     return AppliedResult(_sampled_answer(request, num_done, finish), error)

@@ -7,6 +7,7 @@ longer than its own length takes at a quarter of the tokens.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from ...radix.cache import PrefixCache
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
-from .plan import PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
+from .plan import ForwardPlan, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
 from .request import Request
 
 STATE_INTERVAL = 1024  # tokens between the recurrent states that are kept of a long sequence
 SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
+CONTINUOUS_SECONDS = 0.004  # of the decode steps of one plan
+MAX_CONTINUOUS = 8  # such steps
 
 
 def make_cache(
@@ -76,10 +79,11 @@ class ScheduledRequest(NamedTuple):
     request: Request
     num_tokens: int
     draft: PreparedDraft | None = None  # to verify after them
+    num_decodes: int = 1  # decode steps; each after the first adds a token
 
     @property
     def num_slots(self) -> int:
-        return self.num_tokens + (0 if self.draft is None else len(self.draft.tree))
+        return self.num_tokens + (0 if self.draft is None else len(self.draft.tree)) + self.num_decodes - 1
 
     @property
     def samples(self) -> bool:
@@ -95,6 +99,27 @@ class RunningShares:
     scheduled: list[ScheduledRequest]
     retracted: list[Request]
     num_left: int
+
+
+class DecodesPerStep:
+    """Chooses how many decode steps one plan has, by their time: planning and reading each by itself costs a small
+    model as much as computing it. Requests that arrive meanwhile wait for CONTINUOUS_SECONDS at most."""
+
+    def __init__(self, *, may_repeat: bool) -> None:
+        """Without `may_repeat`, it is always one."""
+        self._may_repeat = may_repeat
+        self._seconds = math.inf  # of a decode step, the last one that was measured
+
+    @property
+    def most(self) -> int:
+        """Number of decode steps that fit into the time; 1 at least."""
+        fitting = min(MAX_CONTINUOUS, CONTINUOUS_SECONDS / max(self._seconds, 1e-9)) if self._may_repeat else 1
+        return max(1, int(fitting))
+
+    def observe(self, plan: ForwardPlan, seconds: float) -> None:
+        """Record a step's time."""
+        if all(len(row.tokens) == 1 for row in plan.rows):
+            self._seconds = seconds / plan.num_decodes
 
 
 class Batch:
@@ -191,6 +216,19 @@ class Batch:
     def add_draft(self, item: ScheduledRequest, draft: PreparedDraft) -> ScheduledRequest:
         self._extend(item.request, item.num_tokens + len(draft.tree))
         return item._replace(draft=draft)
+
+    def add_decodes(self, scheduled: list[ScheduledRequest], most: int) -> list[ScheduledRequest]:
+        """Let rows that all decode do so up to `most` times in this step, as far as each can without retracting one."""
+        if most < 2 or any(item.num_tokens > 1 or not item.samples for item in scheduled):
+            return scheduled
+        num_decodes = min([most, *(item.request.num_unconditional for item in scheduled)])
+        if num_decodes < 2:
+            return scheduled
+        for item in scheduled:
+            if self.num_free_slots(item) < num_decodes - 1:
+                return scheduled
+            self._extend(item.request, num_decodes)
+        return [item._replace(num_decodes=num_decodes) for item in scheduled]
 
     def take_copies(self) -> list[PageCopy]:
         """Return the copies of pages for the next plan."""

@@ -62,6 +62,11 @@ class Drafting:
         self.closed = self._source == "off"  # no drafts, and the source does not follow
         self.counts = SpeculationCounters()
 
+    @property
+    def is_on(self) -> bool:
+        """True if there is a draft source, open or not."""
+        return self._source != "off"
+
     def can_plan_ahead(self, batch: Batch) -> bool:
         """True if a step can be planned while one without drafts is in flight: it verifies none."""
         if self._source == "off" or (self._adaptive and not self._policy.may_guess(max(1, len(batch)))):

@@ -117,6 +117,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
     state: RowState | None = None  # of a model with recurrent layers
     adapter: int = 0  # number of the LoRA adapter; 0: the base alone
+    draws: list[int] = []  # `Sample.draw` of the plan's further decode steps; empty: the row draws nothing
 
     @property
     def num_committed(self) -> int:
@@ -168,6 +169,9 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     followed: bool = True
     states: list[StateChange] = []  # made in this order before the forward
     window_copies: list[PageCopy] = []  # likewise, copies of window pages
+    # Decode steps run in turn, each on the tokens that the one before sampled. With more than one, rows have one token,
+    # pages for all steps, and a Sample without mask, penalties or log-probabilities.
+    num_decodes: int = 1
 
     @property
     def num_tokens(self) -> int:

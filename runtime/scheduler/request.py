@@ -248,6 +248,16 @@ class Request:
         return self.num_uncomputed - self.num_in_flight
 
     @property
+    def num_unconditional(self) -> int:
+        """Number of tokens that a plan can sample in turn: each depends on those before it by the model alone."""
+        message = self.message
+        if message.sampling.penalised or message.logprobs is not None or self.pooling is not None:
+            return 1
+        if self.matcher is not None or self.rules is not None or self.stops.suppressed(self.num_output):
+            return 1
+        return self.end - len(self.tokens)
+
+    @property
     def seniority(self) -> tuple[int, int]:
         """Sort key, smaller first: higher priority, then earlier arrival. Unique per request."""
         return -self.message.priority, self.serial

@@ -35,6 +35,7 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
         draft=want,
         state=batch.row_state(item),
         adapter=request.message.adapter_number,
+        draws=_further_draws(item),
     )
 
 
@@ -73,6 +74,14 @@ def _sample(request: Request) -> Sample:
     if not bits and penalties is None:
         return request.sample
     return msgspec.structs.replace(request.sample, draw=bits, penalties=penalties)
+
+
+def _further_draws(item: ScheduledRequest) -> list[int]:
+    """Return the random bits of the decode steps after the first."""
+    params, num_tokens = item.request.message.sampling, len(item.request.tokens)
+    if params.seed is None:
+        return []
+    return [random_bits(params.seed, num_tokens + number) for number in range(1, item.num_decodes)]
 
 
 def _score(request: Request, first: int, end: int) -> Score | None:

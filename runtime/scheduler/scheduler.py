@@ -44,7 +44,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
-from .batch import Batch, ScheduledRequest, make_cache
+from .batch import Batch, DecodesPerStep, ScheduledRequest, make_cache
 from .counters import SchedulerCounters
 from .drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
@@ -80,8 +80,10 @@ class Scheduler:
         retokenise: Retokenise,
         prepare_masks: Submit | None = None,
         fetch_prefix: FetchPrefix | None = None,
+        continuous: bool = False,
     ) -> None:
-        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed."""
+        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed. With
+        `continuous`, which takes plans one after the other, a plan may have several short decode steps."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -104,6 +106,7 @@ class Scheduler:
             cache, self._batch, self._programs, self._output_lengths, order, max_running=max_running
         )
         self._in_flight: deque[InFlightPlan] = deque()  # oldest first
+        self._decodes = DecodesPerStep(may_repeat=continuous and cache.states is None and cache.windows is None)
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         jump = None if self._retokenise is None else self._jump
@@ -196,12 +199,14 @@ class Scheduler:
         running = self._batch.extend_prefills(
             self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
         )
+        if not (admitted.scheduled or self._waiting or self.pending_grammars or self._drafting.is_on):
+            running = self._batch.add_decodes(running, self._decodes.most)
         rows, requests = self._build(running + admitted.scheduled)
         if not rows:
             if self._preparation and not self._in_flight:
                 self._preparation.wait_for_any()
             return None
-        self._counters.num_steps += 1
+        self._counters.num_steps += (num_decodes := max(item.num_decodes for item in running + admitted.scheduled))
         plan = ForwardPlan(
             step=self._counters.num_steps,
             copies=self._batch.take_copies(),
@@ -209,6 +214,7 @@ class Scheduler:
             states=self._batch.take_state_changes(),
             window_copies=self._batch.take_window_copies(),
             followed=self._drafting.source_follows(rows),
+            num_decodes=num_decodes,
         )
         self._in_flight.append(InFlightPlan(plan, requests))
         return plan
@@ -268,6 +274,7 @@ class Scheduler:
                 if request.is_held and not (request.num_uncomputed or request.num_in_flight):
                     request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
+        self._decodes.observe(plan, result.seconds)
         if self._in_flight and self._in_flight[0].plan.is_open:
             self._settle_masks(now)
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)

@@ -146,6 +146,7 @@ def run(
         grammars=grammars,
         context_length=engine.info.context_length,
         retokenise=retokenise,
+        continuous=config.num_ranks == 1 and config.overlap != "on",
     )
     got = {request.rid: Got() for request in requests}
     plans: list[ForwardPlan] = []

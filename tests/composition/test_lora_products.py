@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
 from ramiform.kernels import for_device
 from ramiform.runtime.engine.inputs import decoder_inputs
@@ -27,6 +27,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama with biases": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=20),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=24),
 }
+MIXTRAL = {"mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2)}
 
 CPU = torch.device("cpu")
 TOKENS = [(7 * index + 3) % 203 for index in range(40)]
@@ -34,7 +35,7 @@ TOKENS = [(7 * index + 3) % 203 for index in range(40)]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return checkpoint_maker(MODELS, tmp_path_factory.mktemp)
+    return checkpoint_maker(MODELS | MIXTRAL, tmp_path_factory.mktemp)
 
 
 def logits(model: Decoder, adapters: list[int]) -> torch.Tensor:
@@ -90,6 +91,17 @@ def test_four_adapters_and_the_base_in_one_step_equal_merged_weights(
     for adapter, found in zip([2, 0, 1, 4, 3, 1], got, strict=True):
         torch.testing.assert_close(found, wanted[adapter], atol=1e-4, rtol=1e-4)
     assert (wanted[1] - wanted[0]).abs().max() > 0.1
+
+
+def test_adapters_of_attention_beside_a_mixture_of_experts(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    base = checkpoint("mixtral")
+    folder = write_adapter(tmp_path / "1", base, seed=1, targets=["q_proj", "v_proj", "o_proj"])
+    model = load_model(base, device=CPU, dtype=torch.float32)
+    assert model._compiled is not None
+    model.lora.add(1, read_adapter(folder, model.whole_config, max_rank=16))
+    plain, adapted = logits(model, [0, 1])
+    torch.testing.assert_close(plain, of_judge(base), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(adapted, of_judge(merged(tmp_path / "merged", base, folder)), atol=1e-4, rtol=1e-4)
 
 
 def test_loops_of_bfloat16_compute_what_plain_torch_does(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -85,6 +85,62 @@ def test_the_same_prompt_gives_the_same_tokens_alone_and_among_others(engine: Fo
     assert [generate(engine, [prompt], steps=10)[0] for prompt in batch] == together
 
 
+def decode_rows(engine: ForwardEngine, num_decodes: int) -> list[Row]:
+    """Compute prompts; return the rows that decode after them, one greedy and two that draw."""
+    samples = [GREEDY, Sample(temperature=1.0, draw=5), Sample(temperature=0.7, top_k=20, top_p=0.9, draw=6)]
+    texts = [[3, 9, 27], list(range(30)), [5] * 15]
+    starts = [
+        Row(
+            rid=str(index),
+            tokens=text,
+            first_position=0,
+            pages=[3 * index, 3 * index + 1, 3 * index + 2],
+            sample=GREEDY,
+        )
+        for index, text in enumerate(texts)
+    ]
+    rows = []
+    for text, row, sample, result in zip(texts, starts, samples, run(engine, *starts).rows, strict=True):
+        assert result.token is not None
+        draws = [100 * int(row.rid) + number for number in range(1, num_decodes)] if sample.temperature else []
+        new = {"tokens": [result.token], "first_position": len(text), "sample": sample, "draws": draws}
+        rows.append(msgspec.structs.replace(row, **new))
+    return rows
+
+
+def test_decode_steps_of_one_plan_give_the_tokens_of_as_many_plans(engine: ForwardEngine) -> None:
+    rows = decode_rows(engine, 6)
+    together = engine.run(ForwardPlan(step=8, copies=[], rows=rows, num_decodes=6)).rows
+    one_by_one: list[list[int]] = [[] for _ in rows]
+    for number in range(6):
+        for got, result in zip(one_by_one, run(engine, *rows).rows, strict=True):
+            got += result.tokens
+        for index, row in enumerate(rows):
+            sample = row.sample
+            assert sample is not None
+            if row.draws and number < 5:
+                sample = msgspec.structs.replace(sample, draw=row.draws[number])
+            new = {"tokens": one_by_one[index][-1:], "first_position": row.first_position + 1, "sample": sample}
+            rows[index] = msgspec.structs.replace(row, **new)
+    assert [result.tokens for result in together] == one_by_one
+    assert all(result.is_finite for result in together)
+
+
+def test_decode_steps_end_where_logits_are_not_finite(engine: ForwardEngine) -> None:
+    rows = decode_rows(engine, 4)
+    plan = ForwardPlan(step=8, copies=[], rows=rows, num_decodes=4)
+    whole = [result.tokens for result in engine.run(plan).rows]
+    assert whole[0][1] not in (*(row.tokens[0] for row in rows), *(tokens[0] for tokens in whole))
+    embedding_VE = engine._runner.model.parameters.embedding_VE
+    assert isinstance(embedding_VE, torch.Tensor)
+    embedding_VE[whole[0][1]] = torch.nan  # read by the third step
+    results = engine.run(plan).rows
+    assert (results[0].tokens, results[0].is_finite) == (whole[0][:2], False)
+    for tokens, result in zip(whole[1:], results[1:], strict=True):
+        assert result.tokens == tokens[: len(result.tokens)]
+        assert len(result.tokens) in (2, 3)
+
+
 def test_sampling_and_scoring_in_one_row_and_beside_others(engine: ForwardEngine) -> None:
     prompt = random.Random(4).choices(range(150), k=30)
     both = Row(

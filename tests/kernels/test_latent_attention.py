@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import AttentionArgs, KvCache, LatentArgs, RowSpan, for_device
+from ramiform.kernels import AttentionArgs, KvCache, LatentArgs, RopeAndStoreArgs, RowSpan, for_device
 from ramiform.kernels.cpu import latent_attention, thread_pool
 from ramiform.kernels.cpu.attention import CompiledAttention
-from ramiform.kernels.cpu.latent_attention import LatentMatrices, RowsOfForms, divide
+from ramiform.kernels.cpu.latent_attention import LatentMatrices, RowsOfForms, attend_latents, divide
 from ramiform.kernels.reference.quantise import E4M3, quantise
 
 CPU = torch.device("cpu")
@@ -117,14 +117,13 @@ def test_both_forms_give_the_attention_of_expanded_keys(
     for deterministic in (False, True):
         ops = for_device(CPU, deterministic=deterministic)
         attention = ops.attention(AttentionArgs(rows, kv, HEADS, PAGE, None, dtype))
-        out = ops.attend_latents(q_THD, kv, LatentArgs(attention, matrices, SCALE))
-        assert out is not None
+        assert isinstance(attention, CompiledAttention)
+        out = attend_latents(q_THD, kv, attention, matrices, SCALE, expand=not deterministic)
         assert out.dtype == dtype
         error = float((out.double() - expected).norm() / expected.norm())
         assert error < (2e-6 if dtype == torch.float32 else 2e-2)
         found.append(out)
     if dtype == stored == torch.float32:
-        assert isinstance(attention, CompiledAttention)
         forms = divide(attention, matrices, ROPE, dots=False)
         assert (forms is not None) == bool(expanded)
         if forms is not None:
@@ -137,3 +136,33 @@ def test_both_forms_give_the_attention_of_expanded_keys(
 def pages_of(row: RowSpan) -> list[int]:
     pages: list[int] = row.pages[: -(-(row.first_position + row.num_tokens) // PAGE)].tolist()
     return pages
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_are_rotated_and_latents_stored_as_by_plain_torch(dtype: torch.dtype, interleaved: bool) -> None:
+    draw = torch.Generator().manual_seed(3)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw).to(dtype)
+
+    first_TX, norm_C, kv = numbers(5, HEADS * (PLAIN + ROPE) + RANK + ROPE), numbers(RANK), cache(dtype)[0]
+    rows = [RowSpan(20, 5, np.array([3, 7]))]
+    slots_T = torch.arange(7 * PAGE + 4, 7 * PAGE + 9)
+    rope = RopeAndStoreArgs(numbers(5, 1, ROPE), numbers(5, 1, ROPE), slots_T, HEADS, 1e-6)
+    q_TY, latent_TC, key_TR = first_TX.clone().split((HEADS * (PLAIN + ROPE), RANK, ROPE), dim=1)
+    plain, expected = for_device(CPU, "reference"), KvCache(kv.k_SKD.clone(), kv.v_SKD.clone())
+    rope_TNR = torch.cat((q_TY.unflatten(1, (HEADS, -1))[..., PLAIN:], key_TR[:, None]), dim=1)
+    latent_TC = plain.rms_norm(latent_TC.contiguous(), norm_C, 1e-6)
+    turned_THR = plain.store_latent(latent_TC, rope_TNR, expected, rope, interleaved)
+
+    ops = for_device(CPU)
+    matrices = LatentMatrices(numbers(HEADS, PLAIN, RANK), numbers(HEADS, RANK, VALUE))
+    attention = ops.attention(AttentionArgs(rows, kv, HEADS, PAGE, None, dtype))
+    args = LatentArgs(attention, matrices, SCALE, norm_C, 1e-6, rope, interleaved)
+    assert ops.attend_latents(first_TX, first_TX, kv, args) is not None
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(kv.k_SKD, expected.k_SKD, atol=tolerance, rtol=tolerance)
+    found = first_TX[:, : HEADS * (PLAIN + ROPE)].unflatten(1, (HEADS, -1))
+    torch.testing.assert_close(found[..., PLAIN:], turned_THR, atol=tolerance, rtol=tolerance)
+    assert torch.equal(found[..., :PLAIN].flatten(1), q_TY.unflatten(1, (HEADS, -1))[..., :PLAIN].flatten(1))

@@ -32,9 +32,9 @@ def test_each_task_of_ranges_is_claimed_once_and_done_before_any_thread_goes_on(
     assert [sorted(tasks) for tasks in claimed] == [list(range(size)) for size in sizes]
 
 
-def test_a_thread_takes_the_tasks_of_its_range_in_order_and_those_of_others_from_their_end() -> None:
+def test_a_thread_takes_the_tasks_of_its_range_in_order_and_then_those_of_others() -> None:
     phases = new_phases(1)
-    assert [claim_near(phases, 0, 8, 1, 2) for _ in range(9)] == [4, 5, 6, 7, 3, 2, 1, 0, -1]
+    assert [claim_near(phases, 0, 8, 1, 2) for _ in range(9)] == [4, 5, 6, 7, 0, 1, 2, 3, -1]
 
 
 def test_one_thread_can_do_all_tasks_before_the_others_come() -> None:

@@ -83,8 +83,12 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3 moe, some layers dense": lambda: Qwen3MoeConfig(
         **_SIZES | {"num_hidden_layers": 5}, **_EXPERTS, head_dim=24, decoder_sparse_step=2, mlp_only_layers=[3]
     ),
-    "qwen2 moe": lambda: Qwen2MoeConfig(
-        **_SIZES, **_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[0], sliding_window=None
+    "qwen2 moe": lambda: Qwen2MoeConfig(  # panels of products do not straddle gates and ups
+        **_SIZES,
+        **_EXPERTS | {"moe_intermediate_size": 64},
+        shared_expert_intermediate_size=128,
+        mlp_only_layers=[0],
+        sliding_window=None,
     ),
 }
 

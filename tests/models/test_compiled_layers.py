@@ -135,3 +135,29 @@ def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
                 alone = model.logits(model.hidden(decoder_inputs(step, model, wanted, kv[0]), kv))
                 together = model.logits_of_step(decoder_inputs(step, model, wanted, kv[0]), kv)
                 assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2 moe"])
+def test_a_row_through_experts_has_the_same_bits_in_any_batch(
+    name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
+) -> None:
+    model = load_model(checkpoint(name), device=CPU, dtype=dtype)
+    memory = KvMemory(model.config, 80, device=CPU, dtype=dtype)
+    memory.k_LSKD.zero_()
+    memory.v_LSKD.zero_()
+    kv = KvPool(memory).layers
+    rows = [
+        Row(rid="", tokens=list(range(start, start + count)), first_position=0, pages=[2 * start, 2 * start + 1])
+        for start, count in zip(range(40), [1, 1, 5, 1, 17] + [1] * 35, strict=True)
+    ]
+
+    def logits(*step: Row) -> torch.Tensor:
+        wanted = np.arange(sum(len(row.tokens) for row in step))
+        return model.logits_of_step(decoder_inputs(list(step), model, wanted, kv[0]), kv)
+
+    with torch.inference_mode():
+        alone = torch.cat([logits(row) for row in rows])
+        for size in (2, 3, 9, 40):
+            parts = [logits(*rows[start : start + size]) for start in range(0, 40, size)]
+            assert torch.equal(torch.cat(parts), alone)

@@ -37,12 +37,13 @@ class FakeEngine:
         self.window_kv: dict[int, tuple[int, ...]] = {}  # likewise, of layers with a window
         self.num_computed = 0
         self.now = 0.0  # seconds, made up
+        self.pace = 1e-3  # seconds of a token
         self.num_in_flight = 0
         self.open = False  # the plan launched last has not been told all that it samples
         self.sampled: list[tuple[str, int | None]] = []  # by row of the plan that sampled last
 
-    def slots(self, row: Row) -> list[int]:
-        end = row.first_position + len(row.tokens)
+    def slots(self, row: Row, num_decodes: int) -> list[int]:
+        end = row.first_position + len(row.tokens) + num_decodes - 1
         assert len(row.pages) == -(-end // self.page_size)
         return [row.pages[p // self.page_size] * self.page_size + p % self.page_size for p in range(end)]
 
@@ -72,7 +73,7 @@ class FakeEngine:
                 self.window_kv[copy.target * self.page_size + offset] = source
         histories, written = [], []
         for row in plan.rows:
-            slots = self.slots(row)
+            slots = self.slots(row, plan.num_decodes)
             past, new = slots[: row.first_position], slots[row.first_position :]
             history = self.kv[past[-1]] if past else ()
             assert len(history) == row.first_position
@@ -82,14 +83,15 @@ class FakeEngine:
             self.follow_state(row, histories[-1])
             written.append(new)
         assert len({row.rid for row in plan.rows}) == len(plan.rows)
-        assert len({slot for new in written for slot in new}) == plan.num_tokens, "two rows write to one slot"
+        num_slots = plan.num_tokens + len(plan.rows) * (plan.num_decodes - 1)
+        assert len({slot for new in written for slot in new}) == num_slots, "two rows write to one slot"
         for row, history, new in zip(plan.rows, histories, written, strict=True):
             for offset, slot in enumerate(new[: row.num_committed]):
                 self.kv[slot] = history[: row.first_position + offset + 1]
             for slot in new[row.num_committed :]:
                 self.kv[slot] = (-1,)  # a guess's: nobody may read it
             self.write_window(row, history)
-        self.num_computed += plan.num_tokens
+        self.num_computed += num_slots
         self.num_in_flight += 1
         self.open = plan.is_open
         launched = FakeLaunched(self, plan, histories, written)
@@ -239,7 +241,7 @@ class FakeLaunched:
     def decide(self, rows: Sequence[Row]) -> None:
         self.engine.open = False
         for row, history, new in zip(rows, self.histories, self.written, strict=True):
-            result = self.engine.result(row, history)
+            result = self.decode(row, history)
             for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
                 right = (*history, *result.tokens[: offset + 1])
                 self.engine.kv[new[row.num_committed + offset]] = right
@@ -249,7 +251,24 @@ class FakeLaunched:
             self.results.append(result)
         self.engine.sampled = [(row.rid, result.token) for row, result in zip(rows, self.results, strict=True)]
 
+    def decode(self, row: Row, history: tuple[int, ...]) -> RowResult:
+        """Return the result of a row that decodes as often as the plan says."""
+        if self.plan.num_decodes == 1:
+            assert not row.draws
+            return self.engine.result(row, history)
+        assert row.sample is not None
+        assert row.mask is row.score is row.pool_from is row.parents is row.draft is row.sample.penalties is None
+        assert not row.window_pages
+        assert len(row.tokens) == 1
+        assert len(row.draws) in (0, self.plan.num_decodes - 1)
+        tokens: list[int] = []
+        for draw in (row.sample.draw, *(row.draws or [0] * (self.plan.num_decodes - 1))):
+            sample = msgspec.structs.replace(row.sample, draw=draw)
+            step = msgspec.structs.replace(row, sample=sample, first_position=row.first_position + len(tokens))
+            tokens += self.engine.result(step, (*history, *tokens)).tokens
+        return RowResult(tokens=tokens)
+
     def wait(self) -> ForwardResult:
         self.engine.num_in_flight -= 1
-        self.engine.now += 1e-3 * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
+        self.engine.now += self.engine.pace * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
         return ForwardResult(step=self.plan.step, rows=self.results)

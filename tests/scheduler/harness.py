@@ -66,6 +66,7 @@ class Answer:
     num_retractions: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
     num_messages: int = 0
+    num_passes: int = 0
     error: Any = None
 
     @property
@@ -96,6 +97,7 @@ class Runtime:
         retokenise: Retokenise = retokenise,
         ahead: bool = False,
         slow_masks: int | None = None,
+        continuous: bool = False,
         **speculative: Any,
     ) -> None:
         self.cache = WatchedCache(
@@ -108,6 +110,8 @@ class Runtime:
             strategy=eviction,
         )
         self.engine = FakeEngine(page_size)
+        if continuous:
+            self.engine.pace = 1e-4  # so that several decode steps fit into a plan
         self.engine.states = {} if num_state_slots else None
         self.engine.windows = windows
         self.retokenise = retokenise
@@ -131,6 +135,7 @@ class Runtime:
             context_length=context_length,
             retokenise=lambda before, data: self.retokenise(before, data),
             prepare_masks=self.grammars.prepare if self.works_slowly else None,
+            continuous=continuous and not ahead,
         )
         self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: self.engine.now)
         self.launched: list[FakeLaunched] = []
@@ -226,6 +231,7 @@ class Runtime:
         assert answer.num_cached in (None, message.num_cached)
         answer.num_cached = message.num_cached
         answer.num_retractions = message.num_retractions
+        answer.num_passes = message.num_passes
         answer.accepted_lengths = list(message.accepted_lengths)  # as of now: it will be sent
 
 

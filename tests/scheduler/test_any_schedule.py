@@ -139,6 +139,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "speculative_eagle_topk": draw(st.integers(1, 4)),
         "speculative_num_draft_tokens": draw(st.integers(2, 12)),
     }
+    shape["continuous"] = shape["max_running"] % 2 == 0
     kinds = st.sampled_from(
         ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end", "pause"]
     )

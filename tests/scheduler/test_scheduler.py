@@ -35,6 +35,39 @@ def test_a_prefill_chunk_and_decode_rows_share_a_step_and_its_budget() -> None:
     runtime.finish()
 
 
+def test_short_decode_steps_are_planned_several_at_once_while_nobody_waits() -> None:
+    runtime = Runtime(continuous=True)
+    runtime.add(generate("greedy", [2, 3], max_new_tokens=30, **FREE))
+    runtime.add(generate("drawn", [3, 3], max_new_tokens=25, temperature=1.0, **FREE))
+    expected = {rid: sequential(request.message) for rid, request in runtime.scheduler._requests.items()}
+    runtime.finish()
+    assert {rid: answer.ids for rid, answer in runtime.answers.items()} == {r: e.ids for r, e in expected.items()}
+    decodes = [plan.num_decodes for plan in runtime.plans]
+    assert max(decodes) > 2
+    assert sum(decodes) == runtime.scheduler.stats().num_steps == 30, "as many forwards as without"
+    assert runtime.answers["greedy"].num_passes == 30
+    assert len(decodes) < 20
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {"logprobs": LogprobParams(num_top=1)},
+        {"frequency_penalty": 0.5},
+        {"constraint": Constraint("choices", json.dumps([[4, 5] * 8, [5, 4] * 8])), "ignore_eos": False},
+        {"min_new_tokens": 12, "ignore_eos": False},
+        {"banned": [[5, 6]]},
+    ],
+    ids=str,
+)
+def test_a_request_that_looks_at_each_token_decodes_one_by_one(needs: dict[str, Any]) -> None:
+    runtime = Runtime(continuous=True, jump_forward=False)
+    runtime.add(generate("plain", [2, 3], max_new_tokens=12, **FREE))
+    runtime.add(generate("other", [3, 3], max_new_tokens=12, **FREE | needs))
+    runtime.finish()
+    assert {plan.num_decodes for plan in runtime.plans if "other" in {row.rid for row in plan.rows}} == {1}
+
+
 @pytest.mark.parametrize("budget", [16, 1])
 @pytest.mark.parametrize("num_prompt", [2, 3, 14, 46])
 def test_samples_of_one_prompt_compute_it_once(budget: int, num_prompt: int) -> None:

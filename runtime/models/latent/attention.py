@@ -175,15 +175,17 @@ class LatentParameters:
         q, latent_TC, key_TR = first.split((first.shape[1] - sizes.key_size, sizes.rank, sizes.rope_size), dim=1)
         if self.query is not None and self.query_norm_Q is not None:
             q = self.query(ops.rms_norm(q.contiguous(), self.query_norm_Q, NORM_EPS))
+        if self.expansion.matrices is not None:
+            own = LatentArgs(
+                step.attention, self.expansion.matrices, step.scale, self.norm_C, NORM_EPS, args, sizes.interleaved
+            )
+            found = ops.attend_latents(first if self.query is None else q, first, kv, own)
+            if found is not None:
+                return found
         q_THD = q.reshape(T, H, sizes.query_size)
         latent_TC = ops.rms_norm(latent_TC.contiguous(), self.norm_C, NORM_EPS)
         rope_TNR = torch.cat((q_THD[..., sizes.plain_size :], key_TR[:, None]), dim=1)
         rope_THR = ops.store_latent(latent_TC, rope_TNR, kv, args, sizes.interleaved)
-        if self.expansion.matrices is not None:
-            q_THD[..., sizes.plain_size :] = rope_THR
-            found = ops.attend_latents(q_THD, kv, LatentArgs(step.attention, self.expansion.matrices, step.scale))
-            if found is not None:
-                return found
         plain_THN, fixed = q_THD[..., : sizes.plain_size], ops.deterministic
         parts = []
         for heads in step.slices or [slice(0, H)]:
