@@ -148,8 +148,12 @@ def _sort_by_expert(chosen_TK: Ints, ends_N: Ints, pairs_P: Ints, places_TK: Int
     """Write the place of each pair t * K + k in the order of experts, the pair of each place, and each expert's end."""
     T, K = chosen_TK.shape
     ends_N[:] = 0
-    # A late thread may find the choices of a later layer half written. It finds no task then, but must not fail.
-    own_TK = chosen_TK.copy()
+    # A late thread may find other numbers there: the last layer may have fewer tokens, whose arrays lie elsewhere in
+    # the memory. The thread finds no task then, but must not write behind its own arrays.
+    own_TK = np.empty((T, K), np.int64)
+    for t in range(T):
+        for k in range(K):
+            own_TK[t, k] = min(max(chosen_TK[t, k], 0), len(ends_N) - 1)
     for t in range(T):
         for k in range(K):
             ends_N[own_TK[t, k]] += 1

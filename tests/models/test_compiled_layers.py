@@ -109,6 +109,34 @@ def test_threads_do_not_change_a_bit_of_a_step(
     assert shared[-1] == 3
 
 
+@pytest.mark.parametrize("step", ["three", "tree and others"])
+@pytest.mark.parametrize("name", ["mistral, window", "qwen2 moe"])
+def test_a_thread_that_comes_when_all_is_done_changes_nothing(
+    name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes through all layers while the memory that threads share holds numbers of the last one."""
+    model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
+    memory = KvMemory(model.config, 8, device=CPU, dtype=torch.float32)
+    memory.k_LSKD.zero_()
+    memory.v_LSKD.zero_()
+    kv = KvPool(memory).layers
+    inputs = decoder_inputs(STEPS[step], model, np.array([1]), kv[0])
+    late: list[int] = []
+
+    def one_after_the_other(tasks: list[Callable[[], object]]) -> None:
+        for task in tasks:
+            task()
+        late.append(len(tasks) - 1)
+
+    with torch.inference_mode():
+        alone = model.hidden(inputs, kv)
+        monkeypatch.setattr(compiled_layers, "_MIN_SHARED_WORK", 1)
+        monkeypatch.setattr(compiled_layers, "num_threads", lambda: 3)
+        monkeypatch.setattr(compiled_layers, "run_tasks", one_after_the_other)
+        assert torch.equal(model.hidden(inputs, kv), alone)
+    assert late == [2]
+
+
 def test_blocks_that_the_loop_does_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
     stacked = load_model(checkpoint("mixtral"), device=CPU, dtype=torch.float32, ops=for_device(CPU, "reference"))
     assert CompiledLayers.of(stacked.parameters, stacked.config) is None
