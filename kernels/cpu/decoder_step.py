@@ -1,9 +1,9 @@
 """All decoder layers of a step, and the head, in one compiled call, which several threads run at once.
 
-It computes blocks of RMS or layer norms before a part, after it or both, rotary attention and an MLP with or without a
-gate, one after the other or in parallel. Weights have any format of
-`packed_matrix`, the cache is float32 or bfloat16, everything between is float32. For few tokens the calls between
-operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
+It computes blocks of RMS or layer norms before a part, after it or both, rotary attention, and an MLP with or without a
+gate or a mixture of experts, one after the other; an MLP also in parallel. Weights have any format of `packed_matrix`,
+the cache is float32 or bfloat16, everything between is float32. For few tokens the calls between operators would cost
+more than they compute. Threads meet after each phase (`shared_phases`).
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
 size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field,

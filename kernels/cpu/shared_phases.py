@@ -2,7 +2,8 @@
 
 Every thread runs the same code. In a phase it claims tasks until none is left, then waits until all are done. A thread
 that the system does not run delays the others only if it stopped in the middle of a task: they claim all that it has
-not. A late thread finds the first phases done and passes through them.
+not. A late thread finds the first phases done and passes through them. What it reads between phases may be of
+a later one by then, so it must check numbers that it uses as indices.
 
 `claim` hands tasks out in their order. `claim_near` gives each thread a range of neighbouring tasks, so that what a
 task fetches ahead is what the thread reads next. A thread that has done its range goes on with another's next tasks.
