@@ -138,15 +138,16 @@ def pages_of(row: RowSpan) -> list[int]:
     return pages
 
 
-def test_one_head_of_small_latents_has_memory_of_its_own() -> None:
+@pytest.mark.parametrize("T", range(1, 17))
+def test_one_head_of_small_latents_has_memory_of_its_own(T: int) -> None:
     """Its products take more memory than its latents, and would overwrite these in memory that is free already."""
     draw, rank = torch.Generator().manual_seed(4), 32
     key_HNC, value_HCV = torch.randn(1, PLAIN, rank, generator=draw), torch.randn(1, rank, VALUE, generator=draw)
-    q_THD, rows = torch.randn(1, 1, PLAIN + ROPE, generator=draw), [RowSpan(20, 1, np.array([5, 9]))]
+    q_THD, rows = torch.randn(T, 1, PLAIN + ROPE, generator=draw), [RowSpan(20, T, np.array([5, 9, 12]))]
     kv, meant_SC = cache(torch.float32, rank)
     attention = for_device(CPU).attention(AttentionArgs(rows, kv, 1, PAGE, None, torch.float32))
     assert isinstance(attention, CompiledAttention)
-    found = attend_latents(q_THD, kv, attention, LatentMatrices(key_HNC, value_HCV), SCALE, expand=True)
+    found = attend_latents(q_THD, kv, attention, LatentMatrices(key_HNC, value_HCV), SCALE, expand=False)
     torch.testing.assert_close(found.double(), judge(q_THD, rows, meant_SC, key_HNC, value_HCV), atol=1e-4, rtol=1e-4)
 
 
