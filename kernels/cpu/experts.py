@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from .attention_inner import pointer_to
 from .compiled import Floats, Ints, compiled, exp
-from .layers import activate_gated, clamped_swiglu_row, normalise
+from .layers import activate_gated, clamped_swiglu_row
 from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
 from .packed_matrix import WIDTH
 from .shared_phases import claim, complete, wait
-from .step_products import num_parts
+from .step_products import num_parts, prepare
 
 Bytes = NDArray[np.uint8]
 
@@ -50,7 +50,7 @@ GATES_UPS, DOWNS, CHOICE_BIAS = range(3)
     NUM_SETTINGS,
 ) = range(14)
 SCALE, ALPHA, LIMIT, NUM_FACTORS = range(4)  # of weights; of `clamped_swiglu`
-_ROUTE, _GATHER, _GATE_UP, _ACTIVATE, _DOWN, NUM_PHASES = range(6)
+_NORM, _ROUTE, _GATHER, _GATE_UP, _ACTIVATE, _DOWN, NUM_PHASES = range(7)
 _LINE = 64  # bytes that arrays are aligned to
 _FEW_ROWS = 64  # of a step whose router's weights are read once by each thread
 
@@ -318,18 +318,15 @@ def add_mixture(
     inner = carray(_bytes(memory), (P * inner_bytes,))
     shared_inner = carray(_bytes(memory + _aligned(P * inner_bytes)), (prepared_size(shared_down_W, T),))
 
-    if alone:
-        normalise(x_TE, norm, eps, is_layer_norm, normed_TE)
-        prepare_rows(shared_gate_up_W, normed_TE, 0, num_shared, prepared)
+    prepare(
+        phases, phase + _NORM, num_threads, alone, shared_gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared
+    )  # fmt: skip
     parts = min(T, num_threads) if T <= _FEW_ROWS else num_parts(T, num_threads)
     while True:
         part = claim(phases, phase + _ROUTE, parts)
         if part < 0:
             break
         first, end = T * part // parts, T * (part + 1) // parts
-        if not alone:
-            normalise(x_TE[first:end], norm, eps, is_layer_norm, normed_TE[first:end])
-            prepare_rows(shared_gate_up_W, normed_TE, min(first, num_shared), min(end, num_shared), prepared)
         multiply_panels(router_W, normed_TE[first:end], inputs, scores_TS[first:end], 0, num_panels(router_W))
         for t in range(first, end):
             choose_experts(

@@ -335,7 +335,7 @@ def _to_values(
 
 @compiled_in_order(
     "void(int64, int64[::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64, int64, int64, int64, int64,"
-    " float32, float32)"
+    " float32, float32, int64[::1])"
 )
 def _attend_absorbed(
     first: int,
@@ -352,11 +352,14 @@ def _attend_absorbed(
     dtype: int,
     scale: float,
     cap: float,
+    memory: Ints,
 ) -> None:
-    """Attend with the heads from `first` on, as many as the plan's group has, to the latents."""
+    """Attend with the heads from `first` on, as many as the plan's group has, to the latents.
+
+    `memory` holds two numbers of `dtype` for each token, head and number of a latent key. It is not allocated here:
+    numba frees an array after its last use, and of this one only the address is used.
+    """
     h, D, width = plan[GROUP], sizes[1] + sizes[2], 4 if dtype == FLOAT32 else 2
-    memory = np.empty(T * h * D * width // 4 + 1, dtype=np.int64)  # queries, then sums
-    # numba frees an array after its last use: its address has to be taken anew each time.
     scratch = np.empty(scratch_size(plan, kv) // 2 + 1, dtype=np.int64)
     half = width * T * h * D
     before = width * first * D  # of the heads before the first, which have no place
@@ -424,7 +427,8 @@ def _absorbed(
         parts = next(number for number in range(min(threads, H), 0, -1) if H % number == 0)
         plan, descriptor = attention.plan_of(H // parts).array, kv_descriptor(kv, q_THD.dtype)
         shared = query_W, value_W, sizes, T, descriptor, plan, *q, *out, scale, attention.cap
-        run_tasks([partial(_attend_absorbed, first, *shared) for first in range(0, H, H // parts)])
+        memory = np.empty((parts, T * (H // parts) * (C + size - N) + 1), dtype=np.int64)
+        run_tasks([partial(_attend_absorbed, part * (H // parts), *shared, memory[part]) for part in range(parts)])
         return
     step, D = min(threads, H), C + size - N
     absorbed_THD = torch.empty((T, H, D), dtype=q_THD.dtype)

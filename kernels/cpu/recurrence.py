@@ -51,12 +51,15 @@ def convolve(
     x_TJ: FloatArray,
     weight_WC: FloatArray,
     bias_C: FloatArray,
-    activated: bool,
+    gated: bool,
     conv_SWC: FloatArray,
     out_TC: Floats,
 ) -> None:
-    """Write the causal convolution of the channels [first, end), and keep its last inputs."""
-    W, size = len(weight_WC), end - first
+    """Write silu of the causal convolution of the channels [first, end), and keep its last inputs.
+
+    If `gated`, a token has two gates, before the convolution and behind it in place of silu, and then its channels.
+    """
+    (W, C), size = weight_WC.shape, end - first
     before = W - 1
     for r in range(len(rows_R5)):
         start, stop, source = rows_R5[r, 0], rows_R5[r, 1], rows_R5[r, 2]
@@ -75,9 +78,18 @@ def convolve(
                     continue
                 x_C = x_TJ[at, first:end] if at >= start else conv_SWC[source, at - start + before, first:end]
                 weight_C = weight_WC[w, first:end]
+                if gated and at >= start:
+                    own_C = x_TJ[at, 2 * C + first : 2 * C + end]
+                    for c in range(size):
+                        out_C[c] += widen(narrow(widen(x_C[c]) * widen(own_C[c]), x_C[c])) * widen(weight_C[c])
+                else:
+                    for c in range(size):
+                        out_C[c] += widen(x_C[c]) * widen(weight_C[c])
+            if gated:
+                gate_C = x_TJ[t, C + first : C + end]
                 for c in range(size):
-                    out_C[c] += widen(x_C[c]) * widen(weight_C[c])
-            if activated:
+                    out_C[c] *= widen(gate_C[c])
+            else:
                 for c in range(size):
                     out_C[c] = silu(out_C[c])
         for save in range(rows_R5[r, 3], rows_R5[r, 4]):
@@ -90,8 +102,10 @@ def convolve(
                         kept_C[c] = 0
                     continue
                 x_C = x_TJ[at, first:end] if at >= start else conv_SWC[source, at - start + before, first:end]
+                own_C = x_TJ[max(at, start), 2 * C + first : 2 * C + end]
                 for c in range(size):
-                    kept_C[c] = x_C[c]
+                    is_new = gated and at >= start
+                    kept_C[c] = narrow(widen(x_C[c]) * widen(own_C[c]), x_C[c]) if is_new else x_C[c]
 
 
 @compiled("void(float32[:,::1], float32[::1], float32[::1], float32, float32, float32[::1], float32[::1])")
@@ -147,7 +161,16 @@ def _inverse_length(x_K: Floats) -> np.float32:
 
 @compiled("float32(float32)")
 def _softplus(x: np.float32) -> np.float32:
-    return x if x > np.float32(20) else np.log1p(np.exp(x))
+    """Return log(1 + e^x): of a number in (0, 1] log(1 + y) is twice the area tangent of y / (2 + y), by its series."""
+    small = exp(-abs(x))
+    s = small / (np.float32(2) + small)
+    square = s * s
+    series = square * np.float32(1 / 13) + np.float32(1 / 11)
+    series = series * square + np.float32(1 / 9)
+    series = series * square + np.float32(1 / 7)
+    series = series * square + np.float32(1 / 5)
+    series = series * square + np.float32(1 / 3)
+    return max(x, np.float32(0)) + np.float32(2) * s * (series * square + np.float32(1))
 
 
 @compiled(
@@ -233,20 +256,6 @@ def advance(
                         out_V[v] += skip_H[h] * v_V[v]
 
 
-@compiled("float32(float32)")
-def _vectorised_softplus(x: np.float32) -> np.float32:
-    """Return log(1 + e^x): of a number in (0, 1] log(1 + y) is twice the area tangent of y / (2 + y), by its series."""
-    small = exp(-abs(x))
-    s = small / (np.float32(2) + small)
-    square = s * s
-    series = square * np.float32(1 / 13) + np.float32(1 / 11)
-    series = series * square + np.float32(1 / 9)
-    series = series * square + np.float32(1 / 7)
-    series = series * square + np.float32(1 / 5)
-    series = series * square + np.float32(1 / 3)
-    return max(x, np.float32(0)) + np.float32(2) * s * (series * square + np.float32(1))
-
-
 @compiled(
     *for_float32_and_bfloat16(
         "void(int64, int64, int64[:,::1], int64[:,::1], {}[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
@@ -301,7 +310,7 @@ def select_and_advance(
             x_V, gate_V, out_V = x_TV[t, first:end], projected_TJ[t, V + first : V + end], out_TV[t, first:end]
             low_V = step_TV[t, first:end]
             for v in range(size):
-                step = _vectorised_softplus(low_V[v] + own_bias_V[v])
+                step = _softplus(low_V[v] + own_bias_V[v])
                 step_V[v] = step
                 d_V[v] = step * x_V[v]
                 sum_V[v] = own_skip_V[v] * x_V[v]
@@ -382,21 +391,21 @@ def suits_loops(projected_TJ: torch.Tensor) -> bool:
 
 
 def causal_convolution(
-    x_TC: torch.Tensor,
+    x_TJ: torch.Tensor,
     table: tuple[Ints, Ints],
     conv: tuple[torch.Tensor, torch.Tensor | None],
     conv_SWC: torch.Tensor,
     *,
-    activated: bool,
+    gated: bool = False,
     shares: bool = False,
 ) -> torch.Tensor:
-    """Return the convolution of the first channels of `x_TC` by weights [W, C] and a bias, float32 [T, C]."""
+    """Return `convolve` of `x_TJ` by weights [W, C] and a bias, float32 [T, C]."""
     weight_WC, bias_C = conv
     bias_C = weight_WC.new_empty(0) if bias_C is None else bias_C
     C = weight_WC.shape[1]
-    out_TC = np.empty((len(x_TC), C), np.float32)
-    x, weight, bias, kept = map(as_float_array, (x_TC, weight_WC, bias_C, conv_SWC))
-    _share(shares, C, lambda first, end: convolve(first, end, *table, x, weight, bias, activated, kept, out_TC))
+    out_TC = np.empty((len(x_TJ), C), np.float32)
+    x, weight, bias, kept = map(as_float_array, (x_TJ, weight_WC, bias_C, conv_SWC))
+    _share(shares, C, lambda first, end: convolve(first, end, *table, x, weight, bias, gated, kept, out_TC))
     return torch.from_numpy(out_TC)
 
 
@@ -416,7 +425,7 @@ def recurrent_layer(
     is_delta = weights.skip_H is None
     shares = T * H * K * V >= _MIN_SHARED_WORK
     conv = weights.conv_WC, weights.conv_bias_C
-    mixed = causal_convolution(projected_TJ, table, conv, conv_SWC, activated=True, shares=shares).numpy()
+    mixed = causal_convolution(projected_TJ, table, conv, conv_SWC, shares=shares).numpy()
     scalars = projected_TJ[:, C + H * V :].float().contiguous().numpy()
     skip_H = torch.empty(0) if weights.skip_H is None else weights.skip_H
     per_head = [x.numpy() for x in (weights.log_decay_H, weights.step_bias_H, skip_H)]

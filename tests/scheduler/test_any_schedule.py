@@ -138,8 +138,8 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "speculative_num_steps": draw(st.integers(1, 6)),
         "speculative_eagle_topk": draw(st.integers(1, 4)),
         "speculative_num_draft_tokens": draw(st.integers(2, 12)),
+        "continuous": draw(st.booleans()),
     }
-    shape["continuous"] = shape["max_running"] % 2 == 0
     kinds = st.sampled_from(
         ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end", "pause"]
     )
@@ -165,6 +165,8 @@ def test_recurrent_states_follow_the_tokens_of_their_requests(
     """The engine fails an assertion where a slot holds another state, the cache where a slot is lost."""
     shape, mix, script = scenario
     own = {"ahead": False, "speculative_eagle_topk": 1, "num_state_slots": shape["max_running"] + num_more}
+    if shape["speculative"] == "lookahead":  # which drafts trees
+        own["speculative"] = "off"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch, "STATE_INTERVAL", interval)
         check(shape | own, mix, script)

@@ -108,16 +108,15 @@ class RecurrentLayer:
         self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep, ops: Ops
     ) -> torch.Tensor:
         """Compute a short convolution: its channels are gated before it and after."""
-        before_TI, after_TI, x_TI = projected_TJ.chunk(3, dim=-1)
-        x_TI = before_TI * x_TI
         if ops.name in WITH_LOOPS:
             from ....kernels.cpu import recurrence  # here, because it imports numba
 
-            if recurrence.suits_loops(x_TI):
-                conv, memory = (self.conv_WC, self.conv_bias_C), states or self._no_states(x_TI)
-                mixed_TI = recurrence.causal_convolution(x_TI, plan.table, conv, memory.conv_SWC, activated=False)
-                return after_TI * mixed_TI.to(x_TI.dtype)
-        return after_TI * self._convolve(x_TI, states, plan)
+            if recurrence.suits_loops(projected_TJ):
+                conv, memory = (self.conv_WC, self.conv_bias_C), states or self._no_states(projected_TJ)
+                mixed_TI = recurrence.causal_convolution(projected_TJ, plan.table, conv, memory.conv_SWC, gated=True)
+                return mixed_TI.to(projected_TJ.dtype)
+        before_TI, after_TI, x_TI = projected_TJ.chunk(3, dim=-1)
+        return after_TI * self._convolve(before_TI * x_TI, states, plan)
 
     def _no_states(self, projected_TJ: torch.Tensor) -> LayerStates:
         """Return the memory of no slots."""

@@ -40,7 +40,7 @@ class SelectiveLayer(RecurrentLayer):
             if recurrence.suits_loops(projected_TJ):
                 memory = self._no_states(projected_TJ) if states is None else states
                 conv = self.conv_WC, self.conv_bias_C
-                x_TV = recurrence.causal_convolution(projected_TJ, plan.table, conv, memory.conv_SWC, activated=True)
+                x_TV = recurrence.causal_convolution(projected_TJ, plan.table, conv, memory.conv_SWC)
                 sizes = (self.config.step_rank, self.config.key_size, self.config.key_size)
                 selected_TJ = recurrence.normalised_parts(
                     self.select(x_TV.to(self.norms_J.dtype)), sizes, self.norms_J, self.norm_eps
