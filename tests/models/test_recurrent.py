@@ -108,12 +108,19 @@ CONFIGS |= {
                                                  "head_dim": 16}),
 }  # fmt: skip
 every_family = pytest.mark.parametrize("name", CONFIGS)
+# Granite 4.0 Micro is of a hybrid's class too.
+ATTENDING = {
+    "granite 4, dense": ("GraniteMoeHybrid", {**_GRANITE, "layer_types": ["full_attention"] * 3, "num_local_experts": 0,
+                                              "position_embedding_type": "rope"}),
+    "lfm2 moe, attention": ("Lfm2Moe", {**SIZES, **_EXPERTS, "layer_types": ["full_attention"] * 3}),
+    "jamba, attention": ("Jamba", {**SIZES, "attn_layer_period": 1, "attn_layer_offset": 0, "num_experts": 1}),
+}  # fmt: skip
 
 
 @cache
 def make_judge(name: str) -> PreTrainedModel:
     """Make a random model in which every parameter matters, and whose states forget slowly."""
-    kind, fields = CONFIGS[name]
+    kind, fields = (CONFIGS | ATTENDING)[name]
     torch.manual_seed(len(name))
     config = getattr(transformers, f"{kind}Config")(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
@@ -335,6 +342,15 @@ def test_threads_share_a_large_step(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(alone.state_SHKV, shared.state_SHKV)
 
 
+@pytest.mark.parametrize("name", ATTENDING)
+def test_a_hybrid_whose_layers_all_attend_has_no_states(name: str, checkpoints: Any) -> None:
+    model, pool = load(checkpoints(name))
+    assert model.config.recurrent is None
+    prompt, [pages] = tokens(40, seed=3), page_tables(40)
+    found = [forward(model, pool, [row])[0] for row in rows_of(prompt, pages, [30, 1, 9])]
+    assert_close(torch.cat(found), expected(name, prompt))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -349,6 +365,7 @@ def test_threads_share_a_large_step(kind: str, monkeypatch: pytest.MonkeyPatch) 
             "ssm_multipliers must list 5 numbers",
         ),
         ({"architectures": ["JambaForCausalLM"], "attn_layer_offset": 7}, "attn_layer_offset: a model without a layer"),
+        ({"architectures": ["Lfm2ForCausalLM"], "attn_layer_indices": None}, "layer_types must name one of"),
     ],
 )
 def test_what_no_recurrent_layer_computes_is_refused(
