@@ -20,6 +20,8 @@ from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import ReferenceOps
 from ramiform.kernels.reference.recurrence import step_states
 from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.linear import JoinedLinear, ScaledLinear
+from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.recurrent.config import JAMBA, MAMBA2, QWEN3_NEXT, RecurrentConfig
@@ -340,6 +342,18 @@ def test_threads_share_a_large_step(kind: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recurrence, "num_threads", lambda: 3)
     assert torch.equal(layer(projected, shared, step, CpuOps())[1:], want[1:])
     assert torch.equal(alone.state_SHKV, shared.state_SHKV)
+
+
+def test_factors_of_products_are_not_rounded_to_sixteen_bits(checkpoints: Any) -> None:
+    model = load_model(checkpoints("falcon h1"), device=torch.device("cpu"), dtype=torch.bfloat16)
+    joined = model.parameters.layers[0].qkv
+    assert isinstance(joined, JoinedLinear)
+    scaled, keys = joined.parts[0], slice(64, 96)  # behind four heads of queries
+    assert isinstance(scaled, ScaledLinear)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(6)).to(torch.bfloat16)
+    exact = scaled.linear(x)[:, keys].double() * (_FALCON["attention_in_multiplier"] * _FALCON["key_multiplier"])
+    slope = (scaled(x)[:, keys].double() * exact).sum() / exact.square().sum()
+    assert abs(float(slope) - 1) < 1e-3, "outputs are rounded to bfloat16, but all of them alike only by their factor"
 
 
 @pytest.mark.parametrize("name", ATTENDING)
