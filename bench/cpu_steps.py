@@ -51,6 +51,7 @@ def kinds() -> dict[str, list[Any]]:
         "8 rows at 200": rows(8, 192, 1, own=8),
         "32 rows at 100": rows(32, 96, 1, own=4),
         "16 rows over a shared 992": decode,
+        "16 rows of 250 behind a shared 992": rows(16, prefix, 1, shared=True, own=249),
         "the same beside a chunk of 64": [*decode, *rows(1, 0, 64, pages_from=500)],
         "16 rows of 30 tokens over a shared 992": rows(16, prefix, 30, shared=True),
         "a chunk of 512": rows(1, 0, 512),

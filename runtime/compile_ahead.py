@@ -36,7 +36,7 @@ PACKAGES: dict[LoopGroup, str] = {
     "grammars": "ramiform.constrained",
     "drafts": "ramiform.runtime.speculation.suffix",
 }
-MESSAGE = "compiling loops for this processor, once: up to half a minute"
+MESSAGE = "compiling loops for this processor, once: up to a minute and a half"
 
 
 def loop_modules(group: LoopGroup) -> list[str]:

@@ -327,7 +327,7 @@ class CompiledLayers:
         work = T * (self._weight_bytes + (0 if head is None else head.nbytes)) + _ATTENTION_BYTES * multiplications
         threads = num_threads() if work >= _MIN_SHARED_WORK else 1
         phases = new_phases(PHASES_PER_LAYER * L + HEAD_PHASES)
-        arguments = (
+        arguments: tuple[Any, ...] = (
             threads,
             x,
             self._records_LFW,

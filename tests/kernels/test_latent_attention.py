@@ -48,10 +48,10 @@ def one_thread_after() -> Iterator[None]:
     thread_pool.set_num_threads(1)
 
 
-def cache(dtype: torch.dtype) -> tuple[KvCache, torch.Tensor]:
+def cache(dtype: torch.dtype, rank: int = RANK) -> tuple[KvCache, torch.Tensor]:
     """Return a cache of latents, and what it means in float64."""
     draw = torch.Generator().manual_seed(1)
-    latents = torch.randn(PAGES * PAGE, 1, RANK + ROPE, generator=draw)
+    latents = torch.randn(PAGES * PAGE, 1, rank + ROPE, generator=draw)
     scale_K = None
     if dtype in (torch.int8, E4M3):
         scale_K = latents.abs().amax().view(1) / (127 if dtype == torch.int8 else 448)
@@ -60,7 +60,7 @@ def cache(dtype: torch.dtype) -> tuple[KvCache, torch.Tensor]:
     else:
         stored = latents.to(dtype)
         meant = stored.double()
-    return KvCache(stored, stored[..., :RANK], scale_K, scale_K), meant[:, 0]
+    return KvCache(stored, stored[..., :rank], scale_K, scale_K), meant[:, 0]
 
 
 def judge(
@@ -71,9 +71,9 @@ def judge(
         length = row.first_position + row.num_tokens
         places = torch.arange(length)
         slots = torch.from_numpy(row.pages)[places // PAGE] * PAGE + places % PAGE
-        latent_LC, rope_LR = meant_SC[slots].split((RANK, ROPE), dim=1)
+        latent_LC, rope_LR = meant_SC[slots].split((key_HNC.shape[2], ROPE), dim=1)
         k = torch.einsum("lc,hnc->hln", latent_LC, key_HNC.double())
-        k = torch.cat((k, rope_LR.expand(HEADS, -1, -1)), dim=2)
+        k = torch.cat((k, rope_LR.expand(len(key_HNC), -1, -1)), dim=2)
         v = torch.einsum("lc,hcv->hlv", latent_LC, value_HCV.double())
         num_plain = row.num_tokens - len(row.tree)
         for t in range(row.num_tokens):
@@ -136,6 +136,19 @@ def test_both_forms_give_the_attention_of_expanded_keys(
 def pages_of(row: RowSpan) -> list[int]:
     pages: list[int] = row.pages[: -(-(row.first_position + row.num_tokens) // PAGE)].tolist()
     return pages
+
+
+@pytest.mark.parametrize("T", range(1, 17))
+def test_one_head_of_small_latents_has_memory_of_its_own(T: int) -> None:
+    """Its products take more memory than its latents, and would overwrite these in memory that is free already."""
+    draw, rank = torch.Generator().manual_seed(4), 32
+    key_HNC, value_HCV = torch.randn(1, PLAIN, rank, generator=draw), torch.randn(1, rank, VALUE, generator=draw)
+    q_THD, rows = torch.randn(T, 1, PLAIN + ROPE, generator=draw), [RowSpan(20, T, np.array([5, 9, 12]))]
+    kv, meant_SC = cache(torch.float32, rank)
+    attention = for_device(CPU).attention(AttentionArgs(rows, kv, 1, PAGE, None, torch.float32))
+    assert isinstance(attention, CompiledAttention)
+    found = attend_latents(q_THD, kv, attention, LatentMatrices(key_HNC, value_HCV), SCALE, expand=False)
+    torch.testing.assert_close(found.double(), judge(q_THD, rows, meant_SC, key_HNC, value_HCV), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
