@@ -314,8 +314,11 @@ def _to_values(
     out: int,
     out_stride: int,
 ) -> None:
-    """Write the sums of latents of some heads, which are `x_size` numbers apart, as sums of values; else as
-    `_absorb`."""
+    """Expand sums of latents of the heads first, first + step, ... below `end` to sums of values.
+
+    `x` is the address of the sums, a head's `x_size` numbers behind the one before; `value_W` is the descriptor of
+    `LatentMatrices.to_value`. The others are as in `_absorb`.
+    """
     V, width = sizes[3], 4 if dtype == FLOAT32 else 2
     panels = -(-V // WIDTH)
     rows = np.empty(T * panels * WIDTH, dtype=np.float32)

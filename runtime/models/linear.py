@@ -136,11 +136,12 @@ class ScaledLinear:
     """A linear layer whose outputs, bias included, have factors."""
 
     linear: Linear
-    factors_O: torch.Tensor | float
+    factors_O: torch.Tensor | float  # float32: 16 bits would change all of an output's numbers by up to 0.4 %
     input_factor: float | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x if self.input_factor is None else x * self.input_factor) * self.factors_O
+        y = self.linear(x if self.input_factor is None else x * self.input_factor)
+        return (y * self.factors_O).to(y.dtype)
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         return self.linear.row_destinations(start, size)

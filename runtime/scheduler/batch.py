@@ -103,23 +103,25 @@ class RunningShares:
 
 class DecodesPerStep:
     """Chooses how many decode steps one plan has, by their time: planning and reading each by itself costs a small
-    model as much as computing it. Requests that arrive meanwhile wait for CONTINUOUS_SECONDS at most."""
+    model as much as computing it. Requests that arrive meanwhile wait for about CONTINUOUS_SECONDS at most."""
 
     def __init__(self, *, may_repeat: bool) -> None:
         """Without `may_repeat`, it is always one."""
         self._may_repeat = may_repeat
         self._seconds = math.inf  # of a decode step, the last one that was measured
+        self._num_rows = 0  # of that step
 
-    @property
-    def most(self) -> int:
-        """Number of decode steps that fit into the time; 1 at least."""
-        fitting = min(MAX_CONTINUOUS, CONTINUOUS_SECONDS / max(self._seconds, 1e-9)) if self._may_repeat else 1
-        return max(1, int(fitting))
+    def most(self, num_rows: int) -> int:
+        """Return how many decode steps of `num_rows` rows fit into the time: 1 at least, and 1 with more rows than the
+        step that was measured last, since those take longer."""
+        if not self._may_repeat or num_rows > self._num_rows:
+            return 1
+        return max(1, int(min(MAX_CONTINUOUS, CONTINUOUS_SECONDS / max(self._seconds, 1e-9))))
 
     def observe(self, plan: ForwardPlan, seconds: float) -> None:
-        """Record a step's time."""
+        """Record the time of the plan's decode steps; of other plans, do nothing."""
         if all(len(row.tokens) == 1 for row in plan.rows):
-            self._seconds = seconds / plan.num_decodes
+            self._seconds, self._num_rows = seconds / plan.num_decodes, len(plan.rows)
 
 
 class Batch:

@@ -105,7 +105,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     tokens: list[int]  # at least one
     first_position: int
-    pages: list[int]  # page table of positions [0, first_position + len(tokens))
+    pages: list[int]  # page table of positions [0, first_position + len(tokens)), and of the plan's further decodes
     window_pages: list[int] = []  # likewise, of layers with a window, if these have pages of their own
     follows: int | None = None  # index of a row of the previous plan
     sample: Sample | None = None
@@ -117,7 +117,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
     state: RowState | None = None  # of a model with recurrent layers
     adapter: int = 0  # number of the LoRA adapter; 0: the base alone
-    draws: list[int] = []  # `Sample.draw` of the plan's further decode steps; empty: the row draws nothing
+    draws: list[int] = []  # `Sample.draw` of the plan's further decode steps; empty: there are none, or no seed
 
     @property
     def num_committed(self) -> int:

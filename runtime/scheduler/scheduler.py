@@ -200,7 +200,7 @@ class Scheduler:
             self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
         )
         if not (admitted.scheduled or self._waiting or self.pending_grammars or self._drafting.is_on):
-            running = self._batch.add_decodes(running, self._decodes.most)
+            running = self._batch.add_decodes(running, self._decodes.most(len(running)))
         rows, requests = self._build(running + admitted.scheduled)
         if not rows:
             if self._preparation and not self._in_flight:

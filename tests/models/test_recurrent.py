@@ -20,6 +20,8 @@ from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import ReferenceOps
 from ramiform.kernels.reference.recurrence import step_states
 from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.linear import JoinedLinear, ScaledLinear
+from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.recurrent.config import JAMBA, MAMBA2, QWEN3_NEXT, RecurrentConfig
@@ -108,12 +110,19 @@ CONFIGS |= {
                                                  "head_dim": 16}),
 }  # fmt: skip
 every_family = pytest.mark.parametrize("name", CONFIGS)
+# Granite 4.0 Micro is of a hybrid's class too.
+ATTENDING = {
+    "granite 4, dense": ("GraniteMoeHybrid", {**_GRANITE, "layer_types": ["full_attention"] * 3, "num_local_experts": 0,
+                                              "position_embedding_type": "rope"}),
+    "lfm2 moe, attention": ("Lfm2Moe", {**SIZES, **_EXPERTS, "layer_types": ["full_attention"] * 3}),
+    "jamba, attention": ("Jamba", {**SIZES, "attn_layer_period": 1, "attn_layer_offset": 0, "num_experts": 1}),
+}  # fmt: skip
 
 
 @cache
 def make_judge(name: str) -> PreTrainedModel:
     """Make a random model in which every parameter matters, and whose states forget slowly."""
-    kind, fields = CONFIGS[name]
+    kind, fields = (CONFIGS | ATTENDING)[name]
     torch.manual_seed(len(name))
     config = getattr(transformers, f"{kind}Config")(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
@@ -335,6 +344,27 @@ def test_threads_share_a_large_step(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(alone.state_SHKV, shared.state_SHKV)
 
 
+def test_factors_of_products_are_not_rounded_to_sixteen_bits(checkpoints: Any) -> None:
+    model = load_model(checkpoints("falcon h1"), device=torch.device("cpu"), dtype=torch.bfloat16)
+    joined = model.parameters.layers[0].qkv
+    assert isinstance(joined, JoinedLinear)
+    scaled, keys = joined.parts[0], slice(64, 96)  # behind four heads of queries
+    assert isinstance(scaled, ScaledLinear)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(6)).to(torch.bfloat16)
+    exact = scaled.linear(x)[:, keys].double() * (_FALCON["attention_in_multiplier"] * _FALCON["key_multiplier"])
+    slope = (scaled(x)[:, keys].double() * exact).sum() / exact.square().sum()
+    assert abs(float(slope) - 1) < 1e-3, "outputs are rounded to bfloat16, but all of them alike only by their factor"
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_a_hybrid_whose_layers_all_attend_has_no_states(name: str, checkpoints: Any) -> None:
+    model, pool = load(checkpoints(name))
+    assert model.config.recurrent is None
+    prompt, [pages] = tokens(40, seed=3), page_tables(40)
+    found = [forward(model, pool, [row])[0] for row in rows_of(prompt, pages, [30, 1, 9])]
+    assert_close(torch.cat(found), expected(name, prompt))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -349,6 +379,7 @@ def test_threads_share_a_large_step(kind: str, monkeypatch: pytest.MonkeyPatch) 
             "ssm_multipliers must list 5 numbers",
         ),
         ({"architectures": ["JambaForCausalLM"], "attn_layer_offset": 7}, "attn_layer_offset: a model without a layer"),
+        ({"architectures": ["Lfm2ForCausalLM"], "attn_layer_indices": None}, "layer_types must name one of"),
     ],
 )
 def test_what_no_recurrent_layer_computes_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,6 +48,20 @@ def test_short_decode_steps_are_planned_several_at_once_while_nobody_waits() -> 
     assert sum(decodes) == runtime.scheduler.stats().num_steps == 30, "as many forwards as without"
     assert runtime.answers["greedy"].num_passes == 30
     assert len(decodes) < 20
+
+
+def test_decode_steps_are_timed_alone_when_there_are_more_rows() -> None:
+    runtime = Runtime(continuous=True)
+    runtime.add(generate("first", [2, 3], max_new_tokens=60, **FREE))
+    for _ in range(6):
+        runtime.step()
+    assert runtime.plans[-1].num_decodes > 1
+    runtime.add(*(generate(f"more {number}", [3, number], max_new_tokens=30, **FREE) for number in range(2, 6)))
+    runtime.finish()
+    decodes = [(len(plan.rows), plan.num_decodes) for plan in runtime.plans if plan.num_tokens == len(plan.rows)]
+    grown = [after for (before, _), after in pairwise(decodes) if after[0] > before]
+    assert grown == [(5, 1)], "the time of one row says nothing of five"
+    assert max(num_decodes for num_rows, num_decodes in decodes if num_rows == 5) > 1
 
 
 @pytest.mark.parametrize(

@@ -180,12 +180,17 @@ def layer_kinds(fields: ConfigFields) -> list[str]:
     kinds = [known[kind] for kind in types]
     if "full_attention" not in kinds:
         raise fields.unsupported(field, "a model without a layer of attention is")
+    if "linear_attention" not in kinds:
+        raise fields.unsupported(field, "a model without a recurrent layer is")
     return kinds
 
 
-def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> RecurrentConfig:
-    """Read the fields of recurrent layers. Raises CheckpointError, naming the field."""
+def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> RecurrentConfig | None:
+    """Read the fields of recurrent layers; return None if all layers attend (Granite 4.0 Micro). Raises
+    CheckpointError, naming the field."""
     layers = _recurrent_layers(fields, family, num_layers)
+    if not any(layers):
+        return None
     if family.kind == "gated delta":
         fields.one_of("hidden_act", ("silu", "swish"), default="silu")
         num_key_heads, num_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
@@ -282,9 +287,9 @@ def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers:
         types = ["attention" if layer in attending else "mamba" for layer in range(num_layers)]
     if types is None and family.kind == "mamba2":
         types = ["mamba"] * num_layers
-    if types is None:
+    if types is None and family.kind == "gated delta":
         interval = fields.count("full_attention_interval", default=4)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+        types = ["full_attention" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(num_layers)]
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in names for kind in types):
         raise fields.invalid("layer_types", f"must name one of {', '.join(names)} for each of {num_layers} layers")
     layers = tuple(kind in names[:3] for kind in types)

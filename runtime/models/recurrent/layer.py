@@ -198,7 +198,7 @@ class RecurrentLayer:
         return RecurrenceInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
 
     def _norm(self, output_THV: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
-        """Normalise each head, or group of heads, and gate it; or gate first, or alone."""
+        """Normalise the output, each head or group of heads by itself, and gate it, as `config.norm` says."""
         x_TI, gate_TI, kind = output_THV.flatten(1), F.silu(gate_TI.float()), self.config.norm
         if kind != "before the gate":
             x_TI = x_TI * gate_TI

@@ -21,7 +21,7 @@ def joined_projections(
 ) -> tuple[JoinedLinear, SummedLinear]:
     """Join the input projections of both parts and the output projections of both, with the factors of `config`.
 
-    Factors have the device and type of `like`.
+    Factors are float32 on the device of `like`.
     """
     own, factors, D = config.recurrent, config.multipliers, config.head_dim
     assert own is not None
@@ -57,4 +57,4 @@ def _scaled(
     """Give the outputs of each size a factor; that of the inputs becomes a part of it where no bias is added."""
     shared = 1.0 if has_bias else input_factor
     each = list(chain.from_iterable(repeat(factor * shared, size) for size, factor in zip(sizes, factors, strict=True)))
-    return ScaledLinear(linear, like.new_tensor(each), input_factor if has_bias else None)
+    return ScaledLinear(linear, like.new_tensor(each, dtype=torch.float32), input_factor if has_bias else None)
