@@ -224,8 +224,9 @@ def _routed_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    if fields.raw.get("expert_layer_period") is not None:  # Jamba
-        period, offset = fields.count("expert_layer_period"), fields.count("expert_layer_offset", default=1, least=0)
+    if "expert_layer_period" in fields.raw:  # Jamba
+        period = fields.count("expert_layer_period")
+        offset = fields.count("expert_layer_offset", default=1, least=0, most=period - 1)
         return tuple(layer % period == offset for layer in range(num_layers))
     step = fields.count("decoder_sparse_step", default=1)
     dense = fields.raw.get("mlp_only_layers") or []

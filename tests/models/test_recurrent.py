@@ -379,6 +379,15 @@ def test_a_hybrid_whose_layers_all_attend_has_no_states(name: str, checkpoints: 
             "ssm_multipliers must list 5 numbers",
         ),
         ({"architectures": ["JambaForCausalLM"], "attn_layer_offset": 7}, "attn_layer_offset: a model without a layer"),
+        (
+            {
+                "architectures": ["JambaForCausalLM"],
+                "attn_layer_offset": 1,
+                "attn_layer_period": 2,
+                "expert_layer_offset": 2,
+            },
+            "expert_layer_offset must be at most 1",
+        ),
         ({"architectures": ["Lfm2ForCausalLM"], "attn_layer_indices": None}, "layer_types must name one of"),
     ],
 )
