@@ -105,7 +105,7 @@ def test_vocabulary_measures_each_engine_in_a_process_of_its_own(tmp_path: Path)
 
 @pytest.mark.exhaustive
 def test_families_are_compared_with_transformers(tmp_path: Path) -> None:
-    options = ["--only", "olmo", "--hidden", "32", "--layers", "1", "--repeat", "1"]
+    options = ["--only", "olmo2", "--hidden", "32", "--layers", "1", "--repeat", "1"]
     report = run("model_impl.py", *options, "--out", str(tmp_path / "report.md"))
     assert "| Olmo2 | " in report
     assert (tmp_path / "report.md").read_text().strip() in report

@@ -374,6 +374,8 @@ def test_an_abandoned_branch_ends_in_the_runtime_while_the_others_go_on(
 
 
 def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, over_http: HttpRuntime) -> None:
+    ran_alone = []
+
     @ramiform.function
     def two(s: ProgramState) -> None:
         s += "Once"
@@ -385,11 +387,13 @@ def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, 
             pass
         del other
         gc.collect()
-        while get_server_info(backend)["num_running"] != 1:
+        while (num_running := get_server_info(backend)["num_running"]) > 1:
             pass  # the test's own timeout ends this
+        ran_alone.append(num_running == 1)
         s["ended"] = "x" in kept
 
-    two.run(backend=over_http)
+    while not any(ran_alone):  # on a busy machine both may have ended by themselves
+        two.run(backend=over_http)
 
 
 def test_checks_and_retries_take_place_at_the_client(over_http: HttpRuntime, backend: ramiform.Runtime) -> None:
