@@ -158,8 +158,14 @@ class HttpModel:
         self, ids: list[int], max_tokens: int, n: int, temperature: float
     ) -> tuple[Generation, list[str]]:
         """Return the samples, and their texts. Raises RuntimeError if the server does not answer as asked."""
+        request = self._request(ids, max_tokens, n, temperature)
         client = self._idle.pop() if self._idle else await RawClient(self.url).__aenter__()
-        status, answer = await client.post(*self._request(ids, max_tokens, n, temperature))
+        try:
+            status, answer = await client.post(*request)
+        except (asyncio.IncompleteReadError, ConnectionError):  # the server has closed it, idle as it was
+            await client.__aexit__()
+            client = await RawClient(self.url).__aenter__()
+            status, answer = await client.post(*request)
         self._idle.append(client)
         if status != 200:
             raise RuntimeError(f"{self.url}: {status} {answer[:300]!r}")
