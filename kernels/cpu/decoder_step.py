@@ -46,7 +46,7 @@ QKV, OUTPUT, GATE_UP, DOWN, OTHERS, ROUTER, EXPERTS, NUM_FIELDS = range(8)
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
 PER_HEAD, ALL_HEADS, AFTER_ROPE = range(3)  # kinds of QK_NORM
-PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which angles, and which slots
+PLAN, ROPE, SLOTS = 5, 6, 7  # 0 or 1: which attention plan, which angles, and which slots
 (
     _CAPTURE,
     _NORM_1,

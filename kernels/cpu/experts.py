@@ -19,7 +19,7 @@ from .attention_inner import pointer_to
 from .compiled import Floats, Ints, compiled, exp
 from .layers import activate_gated, clamped_swiglu_row
 from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
-from .packed_matrix import WIDTH
+from .packed_matrix import NUM_DESCRIPTOR_WORDS, WIDTH
 from .shared_phases import claim, complete, wait
 from .step_products import num_parts, prepare
 
@@ -300,7 +300,8 @@ def add_mixture(
     T, E = x_TE.shape
     N, K, size = settings[NUM_EXPERTS], settings[NUM_CHOSEN], settings[SIZE]
     P, S, num_shared = T * K, N + settings[SHARED_GATE], T if shared_down_W[1] > 0 else 0
-    gates_ups_NW, downs_NW = carray(_ints(experts_W[GATES_UPS]), (N, 8)), carray(_ints(experts_W[DOWNS]), (N, 8))
+    gates_ups_NW = carray(_ints(experts_W[GATES_UPS]), (N, NUM_DESCRIPTOR_WORDS))
+    downs_NW = carray(_ints(experts_W[DOWNS]), (N, NUM_DESCRIPTOR_WORDS))
     input_bytes, inner_bytes = prepared_size(gates_ups_NW[0], 1), prepared_size(downs_NW[0], 1)
 
     memory = _aligned(own_memory if alone else settings[INPUTS_MEMORY])

@@ -29,6 +29,7 @@ from .instructions import HOST
 
 WIDTH = HOST.width
 
+NUM_DESCRIPTOR_WORDS = 8
 # Formats, the first number of a descriptor.
 FLOAT32 = 0
 BFLOAT16 = 1  # rows stay float32; exact for float32 models whose weights are bfloat16s
@@ -53,8 +54,9 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 class PackedMatrix:
     """A weight matrix [N, C] in panels, and its bias.
 
-    `descriptor` is int64 [8]: format, outputs, inputs, group size (0 without groups), and the addresses of codes,
-    scales, bases (0 where the format has none) and the float32 bias. The addresses hold as long as this object.
+    `descriptor` is int64 [NUM_DESCRIPTOR_WORDS]: format, outputs, inputs, group size (0 without groups), and the
+    addresses of codes, scales, bases (0 where the format has none) and the float32 bias. The addresses hold as long as
+    this object.
 
     Of BLOCKS, the address of codes is that of a table of sections of panels, that of scales their number. A section is
     int64 [5]: its last panel + 1, the address of its first one, a panel's bytes and units, and the address of its loop.

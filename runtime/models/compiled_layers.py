@@ -29,7 +29,6 @@ from ...kernels.cpu.decoder_step import (
     INPUT_NORM,
     MLP_OUT_NORM,
     NUM_FIELDS,
-    NUM_WORDS,
     OTHERS,
     OUTPUT,
     PER_HEAD,
@@ -72,7 +71,7 @@ from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.lora import MAX_SECTIONS, RANK
 from ...kernels.cpu.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.matmul import prepared_size
-from ...kernels.cpu.packed_matrix import BFLOAT16_ROWS, PackedMatrix
+from ...kernels.cpu.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
@@ -204,7 +203,7 @@ class CompiledLayers:
         self._config = config
         self._blocks = blocks  # keeps the memory that the records point to
         self._parameters: list[Floats] = []
-        self._records_LFW: Ints = np.zeros((len(layers), NUM_FIELDS, NUM_WORDS), dtype=np.int64)
+        self._records_LFW: Ints = np.zeros((len(layers), NUM_FIELDS, NUM_DESCRIPTOR_WORDS), dtype=np.int64)
         for layer, block, record_FW in zip(layers, blocks, self._records_LFW, strict=True):
             for field, matrix in zip(_FIELDS, block.matrices, strict=False):  # no shared expert
                 record_FW[field] = matrix.descriptor

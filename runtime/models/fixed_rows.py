@@ -12,7 +12,7 @@ import torch
 
 from ...kernels import Ops
 from ...kernels.reference.fixed_rows import in_fixed_rows
-from .linear import Destination, Linear, Loadable, linear_parts
+from .linear import Destination, Linear, Loadable, WrappedLinear, linear_parts
 from .mixture import MixtureMlp
 from .mlp import DenseMlp, Mlp
 from .packed_linear import packed_matrices
@@ -21,24 +21,13 @@ from .recurrent.mixture import UngatedMixture
 
 
 @dataclass(frozen=True, slots=True)
-class FixedRowsLinear:
+class FixedRowsLinear(WrappedLinear):
     """A linear layer that multiplies `num_rows` rows at a time; the last block is padded with zeros."""
 
-    linear: Linear
     num_rows: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return in_fixed_rows(self.linear, x, self.num_rows)
-
-    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
-        return self.linear.row_destinations(start, size)
-
-    def finish(self) -> None:
-        self.linear.finish()
-
-    @property
-    def nbytes(self) -> int:
-        return self.linear.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,11 +78,25 @@ class DenseLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedLinear:
-    """A linear layer of several parts, one below the other, each in its own weight format."""
+class _LinearOfParts:
+    """What linear layers of several parts, each in its own weight format, have in common."""
 
     parts: tuple[Linear, ...]
-    sizes: tuple[int, ...]  # outputs of each part
+    sizes: tuple[int, ...]  # outputs of each part, or inputs
+
+    def finish(self) -> None:
+        for part in self.parts:
+            part.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+class JoinedLinear(_LinearOfParts):
+    """A linear layer of several parts, one below the other; `sizes` are their outputs."""
+
+    __slots__ = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part(x) for part in self.parts], dim=-1)
@@ -96,21 +110,11 @@ class JoinedLinear:
             start -= outputs
         raise AssertionError("the layer has fewer rows")
 
-    def finish(self) -> None:
-        for part in self.parts:
-            part.finish()
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+class SummedLinear(_LinearOfParts):
+    """A linear layer of several parts, side by side; `sizes` are their inputs, and their outputs are added."""
 
-
-@dataclass(frozen=True, slots=True)
-class SummedLinear:
-    """A linear layer of several parts, each with inputs of its own, side by side; their outputs are added."""
-
-    parts: tuple[Linear, ...]
-    sizes: tuple[int, ...]  # inputs of each part
+    __slots__ = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         first, *others = x.split(self.sizes, dim=-1)
@@ -122,26 +126,12 @@ class SummedLinear:
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         raise AssertionError("tensors belong to the parts")
 
-    def finish(self) -> None:
-        for part in self.parts:
-            part.finish()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
-
 
 @dataclass(frozen=True, slots=True)
-class ScaledLinear:
-    """A linear layer whose outputs, bias included, have factors."""
+class WrappedLinear:
+    """What linear layers that compute another one in their own way have in common."""
 
     linear: Linear
-    factors_O: torch.Tensor | float  # float32: 16 bits would change all of an output's numbers by up to 0.4 %
-    input_factor: float | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x if self.input_factor is None else x * self.input_factor)
-        return (y * self.factors_O).to(y.dtype)
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         return self.linear.row_destinations(start, size)
@@ -152,6 +142,18 @@ class ScaledLinear:
     @property
     def nbytes(self) -> int:
         return self.linear.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLinear(WrappedLinear):
+    """A linear layer whose outputs, bias included, have factors."""
+
+    factors_O: torch.Tensor | float  # float32: 16 bits would change all of an output's numbers by up to 0.4 %
+    input_factor: float | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x if self.input_factor is None else x * self.input_factor)
+        return (y * self.factors_O).to(y.dtype)
 
 
 def linear_parts(linear: Linear) -> Iterator[Linear]:

@@ -44,11 +44,17 @@ STEPS = {
 }
 
 
-def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Compute hidden states, captured states, and all keys and values, after the prompts and one step."""
-    memory = KvMemory(model.config, 8, device=CPU, dtype=model.dtype)
+def zeroed_memory(model: Decoder, num_pages: int) -> KvMemory:
+    """Return memory of keys and values in the model's dtype, all 0."""
+    memory = KvMemory(model.config, num_pages, device=CPU, dtype=model.dtype)
     memory.k_LSKD.zero_()
     memory.v_LSKD.zero_()
+    return memory
+
+
+def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Compute hidden states, captured states, and all keys and values, after the prompts and one step."""
+    memory = zeroed_memory(model, 8)
     kv = KvPool(memory).layers
     with torch.inference_mode():
         for row in PROMPTS:
@@ -116,9 +122,7 @@ def test_a_thread_that_comes_when_all_is_done_changes_nothing(
 ) -> None:
     """It passes through all layers while the memory that threads share holds numbers of the last one."""
     model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
-    memory = KvMemory(model.config, 8, device=CPU, dtype=torch.float32)
-    memory.k_LSKD.zero_()
-    memory.v_LSKD.zero_()
+    memory = zeroed_memory(model, 8)
     kv = KvPool(memory).layers
     inputs = decoder_inputs(STEPS[step], model, np.array([1]), kv[0])
     late: list[int] = []
@@ -151,9 +155,7 @@ def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
     name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
 ) -> None:
     model = load_model(checkpoint(name), device=CPU, dtype=dtype)
-    memory = KvMemory(model.config, 8, device=CPU, dtype=dtype)
-    memory.k_LSKD.zero_()
-    memory.v_LSKD.zero_()
+    memory = zeroed_memory(model, 8)
     kv = KvPool(memory).layers
     assert dtype != torch.float32 or model.has_compiled_head
     with torch.inference_mode():
@@ -171,9 +173,7 @@ def test_a_row_through_experts_has_the_same_bits_in_any_batch(
     name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
 ) -> None:
     model = load_model(checkpoint(name), device=CPU, dtype=dtype)
-    memory = KvMemory(model.config, 80, device=CPU, dtype=dtype)
-    memory.k_LSKD.zero_()
-    memory.v_LSKD.zero_()
+    memory = zeroed_memory(model, 80)
     kv = KvPool(memory).layers
     rows = [
         Row(rid="", tokens=list(range(start, start + count)), first_position=0, pages=[2 * start, 2 * start + 1])
