@@ -149,21 +149,23 @@ def test_pages_of_one_rank_fit_two_and_come_back(folder: Path, prefill: Target) 
 @pytest.mark.slow
 def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill: Target, decode: Target) -> None:
     bind = f"ipc://{folder}/dying"
-    prompts = [decode.encode(f"{number} " + LONG) for number in range(6)]
-    expected = [prefill.generate(ids, max_new_tokens=6)["output_ids"] for ids in prompts]
-    dying = ramiform.Runtime(role="prefill", transfer_bind=bind, num_pages=1024, prefill_budget=16, **SETTINGS)
-    try:
-        with Target(dying) as other, ThreadPoolExecutor(len(prompts)) as pool:
-            answers = [pool.submit(decode.generate, ids, max_new_tokens=6) for ids in prompts]
-            number = 0
-            while not other.http.get("/server_info").json()["num_prompt_tokens"]:
-                decode.generate(decode.encode(f"{number} is not for it. " * 9), max_new_tokens=1)
-                number += 1
-            kill(dying.pid)
-            assert [answer.result()["output_ids"] for answer in answers] == expected
-    finally:
-        dying.shutdown()
-    assert decode.idle_stats()["num_failed_fetches"] >= 1
+    attempt = 0
+    while not decode.idle_stats()["num_failed_fetches"]:  # a fast prefill runtime may answer all before it is killed
+        attempt += 1
+        prompts = [decode.encode(f"{attempt} {number} " + LONG) for number in range(6)]
+        expected = [prefill.generate(ids, max_new_tokens=6)["output_ids"] for ids in prompts]
+        dying = ramiform.Runtime(role="prefill", transfer_bind=bind, num_pages=1024, prefill_budget=16, **SETTINGS)
+        try:
+            with Target(dying) as other, ThreadPoolExecutor(len(prompts)) as pool:
+                answers = [pool.submit(decode.generate, ids, max_new_tokens=6) for ids in prompts]
+                number = 0
+                while not other.http.get("/server_info").json()["num_prompt_tokens"]:
+                    decode.generate(decode.encode(f"{attempt} {number} is not for it. " * 9), max_new_tokens=1)
+                    number += 1
+                kill(dying.pid)
+                assert [answer.result()["output_ids"] for answer in answers] == expected
+        finally:
+            dying.shutdown()
     decode.flush()
     stats = decode.idle_stats()
     assert stats["num_free_pages"] == stats["num_pages"]

@@ -96,6 +96,8 @@ def test_a_group_shows_its_branches_side_by_side(backend: ramiform.Runtime) -> N
         return group
 
     group = body.run().ret_value
+    for branch in group:
+        branch.text()  # waits: a page shows what is answered
     page = html_of(group)
     for index in range(3):
         assert f" branch number {index}" in page.text
