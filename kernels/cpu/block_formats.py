@@ -62,6 +62,11 @@ class BlockFormat:
         return self.groups > 1
 
     @property
+    def is_costly(self) -> bool:
+        """Whether groups take longer to unpack than to shift and mask codes once."""
+        return self.bits < 4 or len(self.planes) > 1 or self.has_small_scales
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes of the small scales and bases of an output and group."""
         if not self.has_small_scales:

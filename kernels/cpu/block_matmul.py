@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -31,129 +32,90 @@ _BLOCK_ROWS, _BLOCK_INPUTS = 192, 1024
 _FORMATS = list(BLOCK_FORMATS.values())
 _STEPS = GROUP // 4
 _AHEAD_BYTES = 8192  # of the weights that are read
+_FETCH_BYTES = 128  # at a time
+_FEW_ROWS_BYTES = 128 << 10  # of a block of weights: twice as much stays in the second cache
+_UNPACKED_ROWS = 16  # from here on, formats whose groups take long to unpack are unpacked once for all rows
 
 
 class BlockWeights:
-    """A block format as `emit_tile` takes it. Steps are units."""
+    """A block format as `emit_tile` takes it. Steps are units, or groups that `_emit_unpack` has unpacked."""
 
-    def __init__(self, form: BlockFormat) -> None:
-        self.form = form
+    def __init__(self, form: BlockFormat, *, unpacked: bool = False) -> None:
+        self.form, self.unpacked = form, unpacked
 
     def __str__(self) -> str:
-        return self.form.name
+        return f"{self.form.name}.unpacked" if self.unpacked else self.form.name
 
     def add_products(self, tile: Tile, arguments: TileArguments, sums: list[Any]) -> list[Any]:
-        """Emit code that adds the products of the units [begin, end) to the sums; return them.
+        """Emit code that adds the products of the steps [begin, end) to the sums; return them.
 
         A row has its int8 codes, then of each group a float32 scale, an int32 sum of codes and one of its first half's.
         """
-        return _Emitter(tile, arguments, self.form).add_units(sums)
+        return _Emitter(tile, arguments, self.form, self.unpacked).add_steps(sums)
 
 
-class _Emitter:
-    """Emitter of one kernel's units and groups."""
+class _Group(NamedTuple):
+    """Values of a group of weights, by vector; scales and bases by scale."""
 
-    def __init__(self, tile: Tile, a: TileArguments, form: BlockFormat) -> None:
-        self.tile, self.a, self.form, self.b = tile, a, form, tile.b
+    words: Any  # address of the codes
+    scales: list[list[Any]]
+    bases: list[list[Any]]
+
+
+class _Reader:
+    """Emitter of code that reads units and groups."""
+
+    def __init__(self, tile: Tile, form: BlockFormat) -> None:
+        self.tile, self.form, self.b = tile, form, tile.b
         self.count, self.width = tile.num_vectors, tile.instructions.width
-        self.rows = [tile.pointer(self.b.add(a.x, self.b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
-        groups = self.b.mul(a.steps, I64(form.groups))
-        self.scales_at = self.b.mul(groups, I64(GROUP))
-        self.sums_at = self.b.add(self.scales_at, self.b.mul(groups, I64(4)))
-        self.half_sums_at = self.b.add(self.sums_at, self.b.mul(groups, I64(4)))
+        # Of an unpacked group: the codes as bytes, then float32 scales and bases.
+        self.num_scales = GROUP // form.scale_inputs
+        self.num_bases = self.num_scales if form.has_base else 0
 
-    def add_units(self, sums: list[Any]) -> list[Any]:
-        tile, a, form, b = self.tile, self.a, self.form, self.b
-        codes = tile.pointer(a.codes)
-        header = form.header_bytes * self.width
+    def group(self, unit: Any, number: Any) -> _Group:
+        """Read a group of the unit at an address."""
+        form, b = self.form, self.b
+        start = b.add(I64(form.header_bytes * self.width), b.mul(number, I64(form.group_bytes * self.width)))
+        record = b.gep(unit, [start])
+        words = b.gep(record, [I64(form.scale_bytes * self.width)])
+        scale, base = self._halves(unit, 0), self._halves(unit, 1) if form.has_base else []
+        if not form.has_small_scales:
+            return _Group(words, [scale], [base] if base else [])
 
-        def by_vector(values: list[Any], emit: Callable[[Any, Any], Any], factors: list[Any]) -> list[Any]:
-            return [emit(value, factors[place % self.count]) for place, value in enumerate(values)]
+        def times(halves: list[Any], index: int, *, high: bool) -> list[Any]:
+            return [b.fmul(*pair) for pair in zip(halves, self._small_numbers(record, index, high=high), strict=True)]
 
-        def unit(index: Any, sums: list[Any]) -> list[Any]:
-            here = b.gep(codes, [b.mul(index, I64(form.unit_bytes * self.width))])
-            first, group_bytes = b.mul(index, I64(form.groups)), form.group_bytes * self.width
+        first_base = 0 if form.joined else self.num_scales
+        return _Group(
+            words,
+            [times(scale, index, high=False) for index in range(self.num_scales)],
+            [times(base, first_base + index, high=True) for index in range(self.num_bases)],
+        )
 
-            def load_halves(start: int) -> list[Any]:
-                places = [I64(2 * (start * self.width + vector * tile.lanes)) for vector in range(self.count)]
-                return [load_half(tile, here, place) for place in places]
-
-            if not form.has_small_scales:
-                self.prefetch(here, form.unit_bytes * self.width)
-                [totals] = self.totals(b.gep(here, [I64(header)]), index)
-                products = by_vector([b.sitofp(total, tile.floats) for total in totals], b.fmul, load_halves(0))
-                if form.has_base:
-                    row_sums = [tile.broadcast(b.sitofp(total, F32)) for total in self.row_numbers(self.sums_at, index)]
-                    bases = load_halves(1)
-                    products = [
-                        b.fadd(product, b.fmul(row_sums[place // self.count], bases[place % self.count]))
-                        for place, product in enumerate(products)
-                    ]
-                return self.add_scaled(sums, products, index)
-
-            def group(number: Any, parts: list[Any]) -> list[Any]:
-                record = b.gep(here, [b.add(I64(header), b.mul(number, I64(group_bytes)))])
-                self.prefetch(record, group_bytes)
-                place = b.add(first, number)
-                words = b.gep(record, [I64(form.scale_bytes * self.width)])
-                total: list[Any] = []
-                for half, totals in enumerate(self.totals(words, place)):
-                    scaled = by_vector(totals, b.mul, self.small_numbers(record, half, high=False))
-                    total = [b.add(one, other) for one, other in zip(total, scaled, strict=True)] if total else scaled
-                return self.add_scaled(parts, [b.sitofp(value, tile.floats) for value in total], place)
-
-            def group_of_bases(number: Any, parts: list[Any]) -> list[Any]:
-                record = b.gep(here, [b.add(I64(header), b.mul(number, I64(group_bytes)))])
-                place, count = b.add(first, number), GROUP // form.scale_inputs
-                total: list[Any] = []
-                for half in range(count):
-                    bases = self.small_numbers(record, half if form.joined else count + half, high=True)
-                    sums = [tile.broadcast(value) for value in self.sums_of_scale(half, place)]
-                    scaled = [b.mul(base, value) for value in sums for base in bases]
-                    total = [b.add(one, other) for one, other in zip(total, scaled, strict=True)] if total else scaled
-                return self.add_scaled(parts, [b.sitofp(value, tile.floats) for value in total], place)
-
-            for number, emit in enumerate([group, group_of_bases][: 1 + form.has_base]):
-                nothing = [ir.Constant(tile.floats, None)] * len(sums)
-                parts = tile.loop(I64(0), I64(form.groups), nothing, emit)
-                scaled = by_vector(parts, b.fmul, load_halves(number))
-                sums = [b.fadd(total, part) for total, part in zip(sums, scaled, strict=True)]
-            return sums
-
-        return tile.loop(a.begin, a.end, sums, unit)
-
-    def prefetch(self, place: Any, num_bytes: int) -> None:
-        """Fetch the weights that are read some groups later, unless they are one stream of bytes: those the processor
-        fetches better by itself."""
-        if self.form.bits < 8:
-            self.tile.prefetch(place, [I64(0)], num_bytes, ahead=_AHEAD_BYTES)
-
-    def row_numbers(self, at: Any, group: Any, kind: Any = I32) -> list[Any]:
-        """Load a number of the group for each row."""
-        offset = self.b.add(at, self.b.mul(group, I64(4)))
-        return [self.tile.load(row, offset, kind, 4) for row in self.rows]
-
-    def sums_of_scale(self, half: int, group: Any) -> list[Any]:
-        """Return each row's sum of the codes that share a scale."""
-        if self.form.scale_inputs == GROUP:
-            return self.row_numbers(self.sums_at, group)
-        halves = self.row_numbers(self.half_sums_at, group)
-        if half == 0:
-            return halves
-        wholes = self.row_numbers(self.sums_at, group)
-        return [self.b.sub(whole, first) for whole, first in zip(wholes, halves, strict=True)]
-
-    def add_scaled(self, sums: list[Any], products: list[Any], group: Any) -> list[Any]:
-        """Add the products of a group, times the rows' scales."""
-        scales = [self.tile.broadcast(scale) for scale in self.row_numbers(self.scales_at, group, F32)]
-        b = self.b
-        return [
-            b.fadd(total, b.fmul(product, scales[place // self.count]))
-            for place, (total, product) in enumerate(zip(sums, products, strict=True))
+    def unpacked(self, record: Any) -> _Group:
+        """Read an unpacked group."""
+        numbers = [
+            [
+                self.tile.load(record, I64(4 * (index * self.width + vector * self.tile.lanes)), self.tile.floats, 4)
+                for vector in range(self.count)
+            ]
+            for index in range(_STEPS, _STEPS + self.num_scales + self.num_bases)
         ]
+        return _Group(record, numbers[: self.num_scales], numbers[self.num_scales :])
 
-    def small_numbers(self, record: Any, index: int, *, high: bool) -> list[Any]:
-        """Load small scales, or bases if `high`, as int32."""
+    def unpack(self, group: _Group, to: Any) -> None:
+        """Write an unpacked group."""
+        numbers = [[self.codes(group.words, step, vector) for vector in range(self.count)] for step in range(_STEPS)]
+        for index, values in enumerate([*numbers, *group.scales, *group.bases]):
+            for vector, value in enumerate(values):
+                self.tile.store(value, to, I64(4 * (index * self.width + vector * self.tile.lanes)))
+
+    def _halves(self, unit: Any, number: int) -> list[Any]:
+        places = [I64(2 * (number * self.width + vector * self.tile.lanes)) for vector in range(self.count)]
+        return [load_half(self.tile, unit, place) for place in places]
+
+    def _small_numbers(self, record: Any, index: int, *, high: bool) -> list[Any]:
+        """Load small scales, or bases if `high`, as float32."""
         tile, b = self.tile, self.b
         found = []
         for vector in range(self.count):
@@ -162,55 +124,8 @@ class _Emitter:
             value = b.sext(stored, tile.ints)
             if self.form.joined:
                 value = b.and_(b.lshr(value, tile.constant(4)) if high else value, tile.constant(15))
-            found.append(value)
+            found.append(b.sitofp(value, tile.floats))
         return found
-
-    def totals(self, words: Any, group: Any) -> list[list[Any]]:
-        """Return the sums of products of codes less their offset, int32, for each scale of a group."""
-        tile, b, form = self.tile, self.b, self.form
-        inputs = [b.gep(row, [b.mul(group, I64(GROUP))]) for row in self.rows]
-        by_pairs = tile.instructions.byte_dot == "avx2"
-        count, results = GROUP // form.scale_inputs, []
-        for half in range(count):
-            excess = 0 if form.bits == 8 and by_pairs else form.offset
-            sums = self.sums_of_scale(half, group) if excess else [I32(0)] * len(self.rows)
-            totals = [tile.broadcast(b.mul(total, I32(-excess))) for total in sums for _ in range(self.count)]
-            if form.bits == 8:
-                totals = add_block(tile, words, inputs, totals, _STEPS, False)
-            else:
-                steps = range(half * _STEPS // count, (half + 1) * _STEPS // count)
-                totals = self.add_steps(words, inputs, totals, steps, by_pairs)
-            results.append(totals)
-        return results
-
-    def add_steps(self, words: Any, inputs: list[Any], totals: list[Any], steps: range, by_pairs: bool) -> list[Any]:
-        """Add the products of some steps of a group to the int32 sums."""
-        tile, b, totals = self.tile, self.b, list(totals)
-        most = 32767 // (2 * 127 * ((1 << self.form.bits) - 1))  # sums of pairs of products that fit sixteen bits
-        pairs: list[Any] = []
-
-        def widen() -> None:
-            for place, value in enumerate(pairs):
-                totals[place] = b.add(totals[place], _widened(tile, value))
-            pairs.clear()
-
-        for number, step in enumerate(steps):
-            codes = [self.codes(words, step, vector) for vector in range(self.count)]
-            new = []
-            for data in inputs:
-                x = tile.broadcast(tile.load(data, I64(4 * step), I32, 4))
-                for code in codes:
-                    if by_pairs:
-                        new.append(_pairs(tile, code, x))
-                    else:
-                        new.append(add_dot(tile, totals[len(new)], code, x))
-            if not by_pairs:
-                totals = new
-                continue
-            pairs[:] = [b.add(one, other) for one, other in zip(pairs, new, strict=True)] if pairs else new
-            if (number + 1) % most == 0 or number + 1 == len(steps):
-                widen()
-        return totals
 
     def codes(self, words: Any, step: int, vector: int) -> Any:
         """Put the codes of four inputs together, a byte each."""
@@ -229,6 +144,146 @@ class _Emitter:
             result = value if result is None else b.or_(result, value)
             shift, at = shift + bits, at + bits
         return result
+
+
+class _Emitter:
+    """Emitter of one kernel's products."""
+
+    def __init__(self, tile: Tile, a: TileArguments, form: BlockFormat, unpacked: bool) -> None:
+        self.tile, self.a, self.form, self.b, self.is_unpacked = tile, a, form, tile.b, unpacked
+        self.reader, self.count = _Reader(tile, form), tile.num_vectors
+        self.rows = [tile.pointer(self.b.add(a.x, self.b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
+        groups = a.steps if unpacked else self.b.mul(a.steps, I64(form.groups))
+        self.scales_at = self.b.mul(groups, I64(GROUP))
+        self.sums_at = self.b.add(self.scales_at, self.b.mul(groups, I64(4)))
+        self.half_sums_at = self.b.add(self.sums_at, self.b.mul(groups, I64(4)))
+
+    def add_steps(self, sums: list[Any]) -> list[Any]:
+        tile, a, form, b, reader = self.tile, self.a, self.form, self.b, self.reader
+        codes = tile.pointer(a.codes)
+
+        def unpacked(index: Any, sums: list[Any]) -> list[Any]:
+            self.fetch(index)
+            return self.add_group(
+                sums, index, reader.unpacked(b.gep(codes, [b.mul(index, I64(_unpacked_bytes(form)))]))
+            )
+
+        def unit(index: Any, sums: list[Any]) -> list[Any]:
+            here = b.gep(codes, [b.mul(index, I64(form.unit_bytes * reader.width))])
+            first = b.mul(index, I64(form.groups))
+
+            def group(number: Any, sums: list[Any]) -> list[Any]:
+                place = b.add(first, number)
+                self.fetch(place)
+                return self.add_group(sums, place, reader.group(here, number))
+
+            return group(I64(0), sums) if form.groups == 1 else tile.loop(I64(0), I64(form.groups), sums, group)
+
+        return tile.loop(a.begin, a.end, sums, unpacked if self.is_unpacked else unit)
+
+    def fetch(self, group: Any) -> None:
+        """Fetch a group's share of the weights that come next, at least a cache line."""
+        tile, a, b = self.tile, self.a, self.b
+        start = b.add(a.ahead, b.mul(group, a.ahead_bytes))
+
+        def lines(index: Any, _: list[Any]) -> list[Any]:
+            tile.fetch(tile.pointer(b.add(start, b.mul(index, I64(_FETCH_BYTES)))), _FETCH_BYTES // 64)
+            return []
+
+        tile.loop(I64(0), b.lshr(b.add(a.ahead_bytes, I64(_FETCH_BYTES - 1)), I64(7)), [], lines)
+
+    def add_group(self, sums: list[Any], place: Any, weights: _Group) -> list[Any]:
+        """Add the products of a group, the row's scale included, to the sums."""
+        tile, b = self.tile, self.b
+        parts = []
+        for totals, scales in zip(self.totals(weights.words, place), weights.scales, strict=True):
+            floats = [b.sitofp(total, tile.floats) for total in totals]
+            parts.append([b.fmul(value, scales[index % self.count]) for index, value in enumerate(floats)])
+        for index, bases in enumerate(weights.bases):
+            row_sums = [tile.broadcast(b.sitofp(total, F32)) for total in self.sums_of_scale(index, place)]
+            parts.append([b.fmul(total, base) for total in row_sums for base in bases])
+        products = parts[0]
+        for part in parts[1:]:
+            products = [b.fadd(*pair) for pair in zip(products, part, strict=True)]
+        x_scales = [tile.broadcast(scale) for scale in self.row_numbers(self.scales_at, place, F32)]
+        return [
+            b.fadd(total, b.fmul(product, x_scales[index // self.count]))
+            for index, (total, product) in enumerate(zip(sums, products, strict=True))
+        ]
+
+    def row_numbers(self, at: Any, group: Any, kind: Any = I32) -> list[Any]:
+        """Load a number of the group for each row."""
+        offset = self.b.add(at, self.b.mul(group, I64(4)))
+        return [self.tile.load(row, offset, kind, 4) for row in self.rows]
+
+    def sums_of_scale(self, half: int, group: Any) -> list[Any]:
+        """Return each row's sum of the codes that share a scale."""
+        if self.form.scale_inputs == GROUP:
+            return self.row_numbers(self.sums_at, group)
+        halves = self.row_numbers(self.half_sums_at, group)
+        if half == 0:
+            return halves
+        wholes = self.row_numbers(self.sums_at, group)
+        return [self.b.sub(whole, first) for whole, first in zip(wholes, halves, strict=True)]
+
+    def totals(self, words: Any, group: Any) -> list[list[Any]]:
+        """Return the sums of products of codes less their offset, int32, for each scale of a group."""
+        tile, b, form = self.tile, self.b, self.form
+        inputs = [b.gep(row, [b.mul(group, I64(GROUP))]) for row in self.rows]
+        by_pairs = tile.instructions.byte_dot == "avx2"
+        count, results = GROUP // form.scale_inputs, []
+        for half in range(count):
+            excess = 0 if form.bits == 8 and by_pairs else form.offset
+            sums = self.sums_of_scale(half, group) if excess else [I32(0)] * len(self.rows)
+            totals = [tile.broadcast(b.mul(total, I32(-excess))) for total in sums for _ in range(self.count)]
+            if form.bits == 8:
+                totals = add_block(tile, words, inputs, totals, _STEPS, False)
+            else:
+                steps = range(half * _STEPS // count, (half + 1) * _STEPS // count)
+                totals = self.add_dots(words, inputs, totals, steps, by_pairs)
+            results.append(totals)
+        return results
+
+    def add_dots(self, words: Any, inputs: list[Any], totals: list[Any], steps: range, by_pairs: bool) -> list[Any]:
+        """Add the products of some steps of a group to the int32 sums."""
+        tile, b, totals = self.tile, self.b, list(totals)
+        most = 32767 // (2 * 127 * ((1 << self.form.bits) - 1))  # sums of pairs of products that fit sixteen bits
+        pairs: list[Any] = []
+
+        def widen() -> None:
+            for place, value in enumerate(pairs):
+                totals[place] = b.add(totals[place], _widened(tile, value))
+            pairs.clear()
+
+        for number, step in enumerate(steps):
+            codes = [self.code(words, step, vector) for vector in range(self.count)]
+            new = []
+            for data in inputs:
+                x = tile.broadcast(tile.load(data, I64(4 * step), I32, 4))
+                for code in codes:
+                    if by_pairs:
+                        new.append(_pairs(tile, code, x))
+                    else:
+                        new.append(add_dot(tile, totals[len(new)], code, x))
+            if not by_pairs:
+                totals = new
+                continue
+            pairs[:] = [b.add(one, other) for one, other in zip(pairs, new, strict=True)] if pairs else new
+            if (number + 1) % most == 0 or number + 1 == len(steps):
+                widen()
+        return totals
+
+    def code(self, words: Any, step: int, vector: int) -> Any:
+        """Return the codes of four inputs, a byte each."""
+        if not self.is_unpacked:
+            return self.reader.codes(words, step, vector)
+        offset = I64(4 * (step * self.reader.width + vector * self.tile.lanes))
+        return self.tile.load(words, offset, self.tile.ints, 4)
+
+
+def _unpacked_bytes(form: BlockFormat) -> int:
+    """Return the bytes of an unpacked group: its codes as bytes, then float32 scales and bases."""
+    return 4 * _WIDTH * (_STEPS + GROUP // form.scale_inputs * (1 + form.has_base))
 
 
 def _pairs(tile: Tile, codes: Any, x: Any) -> Any:
@@ -258,24 +313,31 @@ def _multiply_tile(
     y_bytes: Any,
     begin: Any,
     end: Any,
-    units: Any,
+    steps: Any,
     outputs: Any,
+    ahead: Any,
+    ahead_bytes: Any,
+    unpacked: Any,
 ) -> Any:
     """Run the kernel of a number of rows, of the format `number`, which is a constant."""
     if not isinstance(number, types.IntegerLiteral):
         return None
-    weights = BlockWeights(_FORMATS[number.literal_value])
+    form = _FORMATS[number.literal_value]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        _, rows, codes, bias, x, x_bytes, y, y_bytes, begin, end, units, outputs = arguments
-        rest = [codes, I64(0), I64(0), I64(0), bias, x, x_bytes, y, y_bytes, begin, end, units, I64(0), outputs]
-        rest += [I64(0), I64(0)]
+        _, rows, codes, bias, x, x_bytes, y, y_bytes, begin, end, steps, outputs, ahead, ahead_bytes, unpacked = (
+            arguments
+        )
+        rest = [codes, I64(0), I64(0), I64(0), bias, x, x_bytes, y, y_bytes, begin, end, steps, I64(0), outputs]
+        rest += [ahead, ahead_bytes]
         after, nowhere = builder.append_basic_block("done"), builder.append_basic_block("unreachable")
-        choice = builder.switch(rows, nowhere)
-        for size in range(1, _MOST_ROWS + 1):
+        choice = builder.switch(builder.add(rows, builder.mul(unpacked, I64(_MOST_ROWS))), nowhere)
+        kinds = [False, True] if form.is_costly else [False]
+        for kind, size in product(kinds, range(1, _MOST_ROWS + 1)):
             block = builder.append_basic_block()
-            choice.add_case(I64(size), block)
+            choice.add_case(I64(size + kind * _MOST_ROWS), block)
             builder.position_at_end(block)
+            weights = BlockWeights(form, unpacked=kind)
             builder.call(emit_function(builder.module, HOST, weights, size, 1), rest)
             builder.branch(after)
         builder.position_at_end(nowhere)
@@ -283,11 +345,58 @@ def _multiply_tile(
         builder.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.void(number, *[types.int64] * 11), generate
+    return types.void(number, *[types.int64] * 14), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def _unpack(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
+    """Unpack the groups of some units of a panel at `codes`, of the format `number`, one behind the other at `to`."""
+    if not isinstance(number, types.IntegerLiteral):
+        return None
+    form = _FORMATS[number.literal_value]
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        tile = Tile(builder, HOST, 1, 1)
+        reader, (_, codes, units, to) = _Reader(tile, form), arguments
+
+        def unit(index: Any, _: list[Any]) -> list[Any]:
+            here = tile.pointer(builder.add(codes, builder.mul(index, I64(form.unit_bytes * _WIDTH))))
+            first = builder.mul(index, I64(form.groups))
+
+            def group(number: Any, _: list[Any]) -> list[Any]:
+                place = builder.mul(builder.add(first, number), I64(_unpacked_bytes(form)))
+                reader.unpack(reader.group(here, number), tile.pointer(builder.add(to, place)))
+                return []
+
+            return tile.loop(I64(0), I64(form.groups), [], group)
+
+        tile.loop(I64(0), units, [], unit)
+        return context.get_dummy_value()
+
+    return types.void(number, *[types.int64] * 3), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def _memory(_: Any, num_bytes: Any) -> Any:
+    """Reserve memory on the stack, a constant number of bytes; return its address."""
+    if not isinstance(num_bytes, types.IntegerLiteral):
+        return None
+
+    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Sequence[Any]) -> Any:
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(I8, num_bytes.literal_value))
+        memory.align = 64
+        return builder.ptrtoint(memory, I64)
+
+    return types.int64(num_bytes), generate
 
 
 def _loop(number: int, most_units: int) -> Callable[..., None]:
     """Make the loop of a format; `most_units` are those of a block of inputs."""
+    form = _FORMATS[number]
+    groups, group_bytes, is_costly = form.groups, _unpacked_bytes(form), form.is_costly
+    memory_bytes = most_units * groups * group_bytes if is_costly else 64
+    fetches_alone = form.bits < 8  # one stream of bytes the processor fetches better by itself
 
     def multiply(
         codes: int,
@@ -303,32 +412,62 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
         panels: int,
     ) -> None:
         """Write the products of all rows and some panels, whose addresses are those of the first one's."""
-        block_rows, block_units = _BLOCK_ROWS, most_units
+        memory, unpacked = _memory(memory_bytes), 1 if is_costly and T >= _UNPACKED_ROWS else 0
+        unit_bytes = panel_bytes // units
+        block_rows, block_units, together, next_bytes = _BLOCK_ROWS, most_units, panels, panel_bytes
         if T <= _FEW_ROWS:
-            block_rows, block_units = _FEW_ROWS, units
+            block_rows, block_units, together = _FEW_ROWS, units, 1
+            if T > _MOST_ROWS:  # each block's weights are fetched while the one before is multiplied
+                block_units = -(-units // -(-panel_bytes // _FEW_ROWS_BYTES))
+                if unpacked:
+                    block_units = min(block_units, most_units)
+                next_bytes = block_units * unit_bytes
+        per_unit = groups if unpacked else 1  # steps
         for first_row in range(0, T, block_rows):
             last_row = min(first_row + block_rows, T)
-            for begin in range(0, units, block_units):
-                end = min(begin + block_units, units)
-                for panel in range(panels):
-                    row = first_row
-                    for blocks in range(-(-(last_row - first_row) // _MOST_ROWS), 0, -1):
-                        rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
-                        _multiply_tile(
-                            number,
-                            rows,
-                            codes + panel * panel_bytes,
-                            bias + panel * _WIDTH * 4,
-                            x + row * x_bytes,
-                            x_bytes,
-                            y + row * y_bytes + panel * _WIDTH * 4,
-                            y_bytes,
-                            begin,
-                            end,
-                            units,
-                            outputs - panel * _WIDTH,
-                        )
-                        row += rows
+            num_tiles = -(-(last_row - first_row) // _MOST_ROWS)
+            for first_panel in range(0, panels, together):
+                for begin in range(0, units, block_units):
+                    end = min(begin + block_units, units)
+                    for panel in range(first_panel, min(first_panel + together, panels)):
+                        weights = codes + panel * panel_bytes
+                        ahead, ahead_bytes = weights + begin * unit_bytes, unit_bytes // groups
+                        if num_tiles == 1:
+                            ahead += _AHEAD_BYTES
+                            if not fetches_alone:
+                                ahead_bytes = 0
+                        else:  # the tiles share the weights that come after theirs
+                            ahead += next_bytes
+                            ahead_bytes = -(-ahead_bytes // (num_tiles * _FETCH_BYTES)) * _FETCH_BYTES
+                        pieces = unit_bytes // groups // max(1, ahead_bytes)
+                        if unpacked:
+                            _unpack(number, weights + begin * unit_bytes, end - begin, memory)
+                            weights = memory - begin * groups * group_bytes
+                        row = first_row
+                        for blocks in range(num_tiles, 0, -1):
+                            rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
+                            _multiply_tile(
+                                number,
+                                rows,
+                                weights,
+                                bias + panel * _WIDTH * 4,
+                                x + row * x_bytes,
+                                x_bytes,
+                                y + row * y_bytes + panel * _WIDTH * 4,
+                                y_bytes,
+                                begin * per_unit,
+                                end * per_unit,
+                                units * per_unit,
+                                outputs - panel * _WIDTH,
+                                ahead - begin * groups * ahead_bytes,
+                                ahead_bytes,
+                                unpacked,
+                            )
+                            row += rows
+                            ahead += (end - begin) * groups * ahead_bytes
+                            pieces -= 1
+                            if pieces < 0:  # all is fetched: the others ask for what is there
+                                ahead, ahead_bytes = codes + panel * panel_bytes, 0
 
     return multiply
 
