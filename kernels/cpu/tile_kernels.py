@@ -68,11 +68,19 @@ def emit_tile(
     is_integer = isinstance(weights, str) and weights in INTEGERS
     bias = [tile.load(tile.pointer(a.bias), offset, tile.floats, 4) for offset in offsets]
     start = [ir.Constant(tile.floats, None)] * count if is_integer else bias
-    sums = [
-        b.select(is_first, start[index], tile.load(row, offset, tile.floats, 4))
-        for row in rows
-        for index, offset in enumerate(offsets)
-    ]
+    # y is not read before it has sums: its lines may be far from the cache.
+    before, going_on, ready = b.block, b.append_basic_block("going_on"), b.append_basic_block("ready")
+    b.cbranch(is_first, ready, going_on)
+    b.position_at_end(going_on)
+    stored = [tile.load(row, offset, tile.floats, 4) for row in rows for offset in offsets]
+    b.branch(ready)
+    b.position_at_end(ready)
+    sums = []
+    for place, value in enumerate(stored):
+        total = b.phi(tile.floats)
+        total.add_incoming(start[place % count], before)
+        total.add_incoming(value, going_on)
+        sums.append(total)
     if not isinstance(weights, str):
         sums = weights.add_products(tile, a, sums)
     elif is_integer:
