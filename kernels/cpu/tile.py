@@ -89,6 +89,12 @@ class Tile:
             place = self.b.gep(base, [I64(64 * line)])
             self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
+    def fetch_to_write(self, base: Any, num_lines: int) -> None:
+        """Fetch cache lines that are written soon, to the first cache."""
+        for line in range(num_lines):
+            place = self.b.gep(base, [I64(64 * line)])
+            self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(1), I32(3), I32(1))
+
     def store(self, value: Any, base: Any, offset: Any) -> None:
         self.b.store(value, self.b.bitcast(self.b.gep(base, [offset]), value.type.as_pointer())).align = 4
 
