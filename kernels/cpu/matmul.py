@@ -20,12 +20,14 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import carray, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ... import loops
 from .attention_inner import pointer_to
 from .bfloat16 import float32_to_bfloat16
+from .block_formats import GROUP
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
 from .packed_matrix import (
@@ -43,7 +45,7 @@ from .packed_matrix import (
     set_apart,
 )
 from .thread_pool import num_threads, run_tasks
-from .tile import PREFETCH_BYTES
+from .tile import F32, I8, I32, I64, PREFETCH_BYTES
 from .tile_kernels import tile_kernels
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
@@ -78,6 +80,7 @@ _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
 _halves = pointer_to(types.uint16)
+_GROUP_INTS = ir.VectorType(I32, GROUP)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -168,17 +171,15 @@ def _scale(largest: int) -> np.float32:
     return np.int32(largest).view(np.float32) / np.float32(127)  # type: ignore[no-any-return]
 
 
-@loops.compiled("void(float32[::1], int64, boolean, uint8[::1])", error_model="numpy")  # without fused operations
-def _round_row(x_C: Floats, group: int, lists: bool, out: Bytes) -> None:
-    """Write a row's int8 codes, a float32 scale and an int32 sum of codes of each group, and, if `lists`, the list of
-    large inputs.
+@loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
+def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
+    """Write a row's int8 codes, a float32 scale and an int32 sum of codes of each group, and the list of large inputs.
 
     A group's scale is NaN if one of its numbers is not finite.
     """
     groups = (len(x_C) + group - 1) // group
     large = out.ctypes.data + groups * (group + 8)
-    if lists:
-        put(large, np.int64(0))
+    put(large, np.int64(0))
     for g in range(groups):
         x_G, codes_G = x_C[g * group : (g + 1) * group], out[g * group : (g + 1) * group]
         largest = np.int32(0)  # the bits of a float's magnitude are ordered as it is
@@ -194,7 +195,7 @@ def _round_row(x_C: Floats, group: int, lists: bool, out: Bytes) -> None:
             codes_G[i] = np.uint8(code)
             total = np.int32(total + code)
             magnitudes = np.int32(magnitudes + abs(code))
-        if lists and inverse > np.float32(0) and 127 * len(x_G) > LARGE_RATIO * magnitudes:
+        if inverse > np.float32(0) and 127 * len(x_G) > LARGE_RATIO * magnitudes:
             others = set_apart(x_G, codes_G, magnitudes, g * group, groups, large)
             if others >= 0:
                 scale = _scale(others)
@@ -212,16 +213,60 @@ def _round_row(x_C: Floats, group: int, lists: bool, out: Bytes) -> None:
         put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
-@compiled("void(int64, uint8[::1])")
-def _add_half_sums(group: int, row: Bytes) -> None:
-    """Write the int32 sum of the first half of each group's codes behind a rounded row; some scales have half a
-    group."""
-    groups = len(row) // (group + 12)
+@intrinsic  # type: ignore[untyped-decorator]
+def _largest_magnitude(_: Any, x: Any) -> Any:
+    """Return the bits of the largest magnitude of the GROUP floats at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        bits = builder.load(builder.inttoptr(arguments[0], _GROUP_INTS.as_pointer()))
+        bits.align = 4
+        magnitudes = builder.and_(bits, ir.Constant(_GROUP_INTS, [0x7FFFFFFF] * GROUP))
+        kind = ir.FunctionType(I32, [_GROUP_INTS])
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.smax.v{GROUP}i32")
+        return builder.zext(builder.call(function, [magnitudes]), I64)
+
+    return types.int64(x), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _write_codes(_: Any, x: Any, inverse: Any, codes: Any, total: Any, half: Any) -> Any:
+    """Write the int8 codes of a group, the floats at `x` times `inverse`, their sum and that of the first half."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        b, (x, inverse, codes, total, half) = builder, arguments
+        floats, numbers = ir.VectorType(F32, GROUP), list(range(GROUP))
+        values = b.load(b.inttoptr(x, floats.as_pointer()))
+        values.align = 4
+        nothing = ir.Constant(floats, ir.Undefined)
+        same = ir.Constant(_GROUP_INTS, [0] * GROUP)
+        factor = b.shuffle_vector(b.insert_element(nothing, inverse, I32(0)), nothing, same)
+        # Rounded as in `_round_row`.
+        moved = b.fadd(b.fmul(values, factor), ir.Constant(floats, [12582912.0] * GROUP))
+        found = b.sub(b.bitcast(moved, _GROUP_INTS), ir.Constant(_GROUP_INTS, [0x4B400000] * GROUP))
+        kind = ir.VectorType(I8, GROUP)
+        b.store(b.trunc(found, kind), b.inttoptr(codes, kind.as_pointer())).align = 1
+        for size, to in ((GROUP, total), (GROUP // 2, half)):
+            some = ir.VectorType(I32, size)
+            part = b.shuffle_vector(found, found, ir.Constant(some, numbers[:size]))
+            function = cgutils.get_or_insert_function(
+                b.module, ir.FunctionType(I32, [some]), f"llvm.vector.reduce.add.v{size}i32"
+            )
+            b.store(b.call(function, [part]), b.inttoptr(to, I32.as_pointer())).align = 4
+        return _context.get_dummy_value()
+
+    return types.void(x, inverse, codes, total, half), generate
+
+
+@loops.compiled("void(int64, int64, int64)", error_model="numpy")  # without fused operations
+def _round_for_blocks(x: int, groups: int, out: int) -> None:
+    """Write the codes, scales and sums of the row at address `x` as `_round_row` does, and then the int32 sum of the
+    first half of each group's codes; some scales of `block_formats` have half a group."""
+    scales, sums, half_sums = out + groups * GROUP, out + groups * (GROUP + 4), out + groups * (GROUP + 8)
     for g in range(groups):
-        total = np.int32(0)
-        for i in range(g * group, g * group + group // 2):
-            total = np.int32(total + np.int8(row[i]))
-        put(row.ctypes.data + groups * (group + 8) + 4 * g, total)
+        scale = _scale(_largest_magnitude(x + 4 * GROUP * g))
+        inverse = np.float32(1) / scale if scale >= np.float32(1e-30) else np.float32(0)
+        put(scales + 4 * g, scale)
+        _write_codes(x + 4 * GROUP * g, inverse, out + GROUP * g, sums + 4 * g, half_sums + 4 * g)
 
 
 @compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
@@ -232,10 +277,10 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
         return
     for t in range(first_row, last_row):
         row = prepared.ctypes.data + t * size
-        if kind >= INT8:
-            _round_row(x_TC[t], descriptor[3], kind != BLOCKS, prepared[t * size : (t + 1) * size])
-            if kind == BLOCKS:
-                _add_half_sums(descriptor[3], prepared[t * size : (t + 1) * size])
+        if kind == BLOCKS:
+            _round_for_blocks(x_TC[t].ctypes.data, C // GROUP, row)
+        elif kind >= INT8:
+            _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
         elif kind == BFLOAT16_ROWS:
             x_C, out_C = x_TC[t], carray(_halves(row), (C,))
             for c in range(C):

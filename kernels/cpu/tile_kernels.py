@@ -68,7 +68,7 @@ def emit_tile(
     is_integer = isinstance(weights, str) and weights in INTEGERS
     bias = [tile.load(tile.pointer(a.bias), offset, tile.floats, 4) for offset in offsets]
     start = [ir.Constant(tile.floats, None)] * count if is_integer else bias
-    # Lines of y may be far from the cache: they are fetched while the sums are taken, and not read before they have any.
+    # Lines of y may be far from the cache: fetched while sums are taken, and not read before they have any.
     for row in rows:
         tile.fetch_to_write(row, -(-4 * width // 64))
     before, going_on, ready = b.block, b.append_basic_block("going_on"), b.append_basic_block("ready")
