@@ -1,9 +1,12 @@
 """Product loops of ggml's block formats: rows rounded to int8 by group of 32 inputs, times a panel of weights.
 
 The loop of a format is compiled, or loaded, when a matrix first has it. Other loops call it by its address (`matmul`),
-so that they are compiled without the formats. A group's codes are put together from their planes and multiplied;
-products are summed exactly in int32, small scales included. Scaled sums are added without fused operations, so that
-all instruction sets return the same bits.
+so that they are compiled without the formats. A group's codes are put together from their planes and multiplied, and
+their products are summed exactly in int32. These sums are scaled and added in the order of the groups, without fused
+operations, so that all instruction sets and any number of rows return the same bits.
+
+Formats of several planes or small scales take long to read. For many rows a block of a panel is unpacked to bytes and
+float32 scales first, once for all rows.
 
 Legend: T rows.
 """
