@@ -31,9 +31,9 @@ def apply_result(
 ) -> AppliedResult:
     """Apply the result of a computed row, token by token, as if each had come alone.
 
-    `follow` lets the grammar, if there is one, follow each, and appends the tokens that it forces. It is called with the
-    token, None for an end of sequence; with True if the output goes on; and with True if the token is the result's
-    last. Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
+    `follow` lets the grammar, if any, follow each, and appends the tokens that it forces. It is called with the token,
+    None for an end of sequence; with True if the output goes on; and with True if the token is the result's last.
+    Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
     sampled again.
     """
     request.num_computed += row.num_committed
