@@ -62,11 +62,13 @@ def apply_result(
         if position < len(request.tokens):
             if request.tokens[position] != token:
                 break  # the text has been forced meanwhile, with other ids
-            _keep_logprob(request, result, index, forced=True)
+            if request.message.logprobs is not None:
+                _keep_logprob(request, result, index, forced=True)
         else:
             try:
                 finish = _append_token(request, token, vocabulary)
-                _keep_logprob(request, result, index, forced=False)  # `follow` asks which known tokens lack theirs
+                if request.message.logprobs is not None:  # before `follow`, which asks which known tokens lack theirs
+                    _keep_logprob(request, result, index, forced=False)
                 is_followed = request.matcher is None or follow(
                     request, None if token in vocabulary.eos_ids else token, finish is None, index == last
                 )
@@ -110,8 +112,8 @@ def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> F
 
 
 def _keep_logprob(request: Request, result: RowResult, index: int, *, forced: bool) -> None:
-    if (wanted := request.message.logprobs) is None:
-        return
+    wanted = request.message.logprobs
+    assert wanted is not None
     assert len(result.logprobs) == len(result.tokens)
     value = result.logprobs[index]
     if (details := value.details) is not None:

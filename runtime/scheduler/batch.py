@@ -18,7 +18,7 @@ from ...radix.lease import Lease
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
-from .plan import ForwardPlan, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
+from .plan import ForwardPlan, PageCopy, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
 from .request import Request
 
@@ -90,7 +90,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     def samples(self) -> bool:
         """True if the next token is sampled from this share."""
         request = self.request
-        return self.num_tokens == request.num_unplanned and request.wants_tokens and not request.is_held
+        return request.wants_tokens and not request.is_held and self.num_tokens == request.num_unplanned
 
 
 class RunningShares(msgspec.Struct, frozen=True):
@@ -259,18 +259,11 @@ class Batch:
         changes = [] if self._cache.states is None else self._cache.states.take_changes()
         return [StateCopy(*change) if isinstance(change, SlotCopy) else StateAdvance(*change) for change in changes]
 
-    def note_accepted(self, request: Request, row: Row) -> None:
-        """Let the request's recurrent state follow the draft tokens of the row that were accepted."""
-        assert request.lease is not None
-        if request.lease.states is not None:
-            request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
-
-    def slide(self, request: Request) -> None:
+    def slide(self, request: Request, windows: WindowPages) -> None:
         """Let go of the window pages behind the request's window."""
-        if self._cache.windows is not None:
-            assert request.lease is not None
-            forks = request.num_prompt - 1, *request.fork_positions  # a prompt's last token is always computed
-            self._cache.windows.slide(request.lease, request.num_computed, forks)
+        assert request.lease is not None
+        forks = request.num_prompt - 1, *request.fork_positions  # a prompt's last token is always computed
+        windows.slide(request.lease, request.num_computed, forks)
 
     def window_table(self, lease: Lease, num_pages: int) -> list[int]:
         """Return the window pages of the lease's first pages; none if the model has no window pages."""

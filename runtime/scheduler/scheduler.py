@@ -233,7 +233,8 @@ class Scheduler:
         answers = self.answers()
         self._cache.forecast.now = now
         for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
-            assert request.lease is not None
+            lease = request.lease
+            assert lease is not None
             if request.leaving:
                 # Its known tokens are computed. A token that it only followed is not part of its output.
                 if row is not None and row.follows is None:
@@ -246,7 +247,8 @@ class Scheduler:
             request.num_in_flight -= row.num_committed
             request.token_in_flight &= row.sample is None
             answer, error = apply_result(request, row, row_result, self._vocabulary, self._follow)
-            self._batch.note_accepted(request, row)
+            if lease.states is not None:
+                lease.states.advance(request.num_computed - row.first_position - row.num_committed)
             if plan.followed:
                 self._drafting.observe(request, row, row_result)
             if answer is not None:
@@ -261,7 +263,7 @@ class Scheduler:
                 answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
             elif answer is not None and answer.finish is not None:
                 self._output_lengths.record(request.num_output)
-                self._cache.commit(request.lease, request.tokens[: request.num_computed])
+                self._cache.commit(lease, request.tokens[: request.num_computed])
                 self._programs.update_soft_pins(request)
                 self._end(request)
             elif request.awaits_grammar and not request.num_uncomputed:
@@ -269,7 +271,8 @@ class Scheduler:
                 self._park(request, now)
             else:
                 self._publish(request, row, num_computed)
-                self._batch.slide(request)
+                if self._cache.windows is not None:
+                    self._batch.slide(request, self._cache.windows)
                 if request.is_held and not (request.num_uncomputed or request.num_in_flight):
                     request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
