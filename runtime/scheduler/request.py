@@ -217,7 +217,7 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that can be computed now. The last one's logits are useless before its mask is known."""
-        return len(self.tokens) - self.num_computed - (self.awaits_grammar or self.awaits_mask)
+        return len(self.tokens) - self.num_computed - self.is_held
 
     @property
     def is_held(self) -> bool:
