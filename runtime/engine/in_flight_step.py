@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from ...kernels import NOT_FINITE, Deferred, to_device, to_host
 from ..models.decoder import Decoder
 from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
-from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
+from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, Sample, SamplingPlan
 from .draft_source import DraftRow, DraftSource, DraftStep
 from .inputs import decoder_inputs
 from .kv_pool import KvPool
@@ -31,6 +32,9 @@ from .sampled_positions import SampledPositions
 from .sampler import sample
 from .stages import hidden_and_features
 from .step_graphs import StepGraphs
+
+if TYPE_CHECKING:
+    from .decode_steps import DecodeSteps
 
 
 @dataclass
@@ -44,6 +48,21 @@ class ModelRunner:
     graphs: StepGraphs | None = None
     last_tokens: LastTokens = NO_LAST_TOKENS
     last_results: Sequence[RowResult] = ()  # of the step that was waited for last
+    _decodes: DecodeSteps | None = None  # those that `decode_steps` returned last
+
+    def decode_steps(self, rows: Sequence[Row]) -> DecodeSteps | None:
+        """Return what computes a step of decode rows with few calls, if it computes these."""
+        layers = self.model.compiled_head
+        if layers is None or self.graphs is not None or self.group.stage.size > 1 or self.group.shard.size > 1:
+            return None
+        from .decode_steps import DecodeSteps  # here, because it imports numba
+
+        if not DecodeSteps.suit(rows):
+            return None
+        kv = self.pool.arriving_layers()
+        if self._decodes is None or self._decodes.layers is not layers or self._decodes.kv is not kv:
+            self._decodes = DecodeSteps.of(self.model, kv)
+        return self._decodes
 
     def forward(
         self, rows: list[Row], wanted: np.ndarray, *, features: bool
@@ -62,7 +81,7 @@ class ModelRunner:
 
     def logits(self, rows: list[Row], wanted: np.ndarray) -> torch.Tensor | None:
         """Return the logits of the `wanted` tokens, if one call computes them with the layers; else None."""
-        if self.graphs is not None or self.group.stage.size > 1 or not self.model.has_compiled_head:
+        if self.graphs is not None or self.group.stage.size > 1 or self.model.compiled_head is None:
             return None
         kv = self.pool.arriving_layers()
         return self.model.logits_of_step(decoder_inputs(rows, self.model, wanted, kv[0], self.last_tokens), kv)
@@ -86,6 +105,8 @@ class InFlightStep:
         self._starts_R = [0, *accumulate([len(row.tokens) for row in plan.rows])]  # and where the last row's tokens end
         self._logits_OV: torch.Tensor | None = None
         self._features_TE: torch.Tensor | None = None
+        self._decodes: DecodeSteps | None = None  # if it computes the step
+        self._tokens_R: list[int] | None = None  # sampled by it
         self._sampling: list[int] = []  # indices of the rows that sample
         self._verified: Deferred[tuple[list[int], list[list[int]]]] = lambda: ([], [])
         self._logprobs: Deferred[dict[int, TokenLogprob]] = dict
@@ -112,6 +133,20 @@ class InFlightStep:
         self._sample([row if row.follows is None else _with_sampling(row, next(own)) for row in self._plan.rows])
 
     def wait(self) -> ForwardResult:
+        results = self._results() if self._tokens_R is None else self._token_results(self._tokens_R)
+        if self._runner.source is not None and results:
+            results = self._notify(self._runner.source, results)
+        return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
+
+    def _token_results(self, tokens_R: Sequence[int]) -> list[RowResult]:
+        """Return the results of rows that have a token, or none, for each decode step."""
+        steps = [*self._earlier, tokens_R]
+        return [
+            RowResult(tokens=[*own]) if own[-1] != NOT_FINITE else RowResult(tokens=[*own[:-1]], is_finite=False)
+            for own in zip(*steps, strict=True)
+        ]
+
+    def _results(self) -> list[RowResult]:
         tokens, paths = self._verified()
         logprobs, scores, pools = self._logprobs(), iter(self._scores()), iter(self._pools())
         path_of = dict(zip(self._sampling, paths, strict=True))
@@ -130,9 +165,7 @@ class InFlightStep:
                 pooled=None if row.pool_from is None else next(pools).astype("<f4").tobytes(),
             )
             results.append(result)
-        if self._runner.source is not None and results:
-            results = self._notify(self._runner.source, results)
-        return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
+        return results
 
     @torch.inference_mode()
     def _notify(self, source: DraftSource, results: list[RowResult]) -> list[RowResult]:
@@ -155,10 +188,14 @@ class InFlightStep:
     def _decode_again(self, number: int) -> bool:
         """Compute the plan's decode step `number` from the tokens sampled last. Returns False, with nothing computed,
         if one is missing."""
-        tokens, _ = self._verified()
+        tokens = self._verified()[0] if self._tokens_R is None else self._tokens_R
         if NOT_FINITE in tokens:
             return False
         self._earlier.append(tokens)
+        if self._decodes is not None and self._tokens_R is not None:
+            self._logits_OV = self._decodes.next_logits(np.array(tokens))
+            self._sample_plainly([_next_sample(row, number) for row in self._plan.rows])
+            return True
         rows = [_next_row(row, token, number) for row, token in zip(self._plan.rows, tokens, strict=True)]
         self._compute(rows)
         self._sample(rows)
@@ -167,6 +204,11 @@ class InFlightStep:
     def _compute(self, rows: list[Row]) -> None:
         """Queue the forward, and the scores and pooled states, which need no samples."""
         runner, model, starts_R = self._runner, self._runner.model, self._starts_R
+        if not (self._plan.followed and runner.source is not None):
+            self._decodes = runner.decode_steps(rows)
+            if self._decodes is not None:
+                self._logits_OV = self._decodes.logits(rows, runner.last_tokens)
+                return
         sampled = _sampled(rows, starts_R)
         scored: list[range] = []
         pooled: list[range] = []
@@ -197,6 +239,13 @@ class InFlightStep:
     def _sample(self, rows: list[Row]) -> None:
         """Queue sampling and verification, and keep the tokens for the next step."""
         runner, logits_OV = self._runner, self._logits_OV
+        if self._decodes is not None:
+            from .decode_steps import plain_samples
+
+            samples = plain_samples(rows)
+            if samples is not None:
+                self._sample_plainly(samples)
+                return
         self._sampling = [index for index, row in enumerate(rows) if row.sample is not None]
         outputs = SampledPositions.from_rows(rows[index] for index in self._sampling)
         runner.last_tokens = NO_LAST_TOKENS
@@ -212,6 +261,15 @@ class InFlightStep:
         if logits_OV is not None:
             self._logprobs = chosen_logprobs(runner.model.ops, logits_OV, tokens_O, outputs.samples, outputs.masks)
         runner.last_tokens = LastTokens(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
+
+    def _sample_plainly(self, samples: Sequence[Sample]) -> None:
+        """Sample one token for each row by `plain_samples`."""
+        from .decode_steps import sample_plainly
+
+        assert self._logits_OV is not None
+        tokens_R = sample_plainly(self._logits_OV, samples)
+        self._tokens_R = tokens_R.tolist()
+        self._runner.last_tokens = LastTokens(torch.from_numpy(tokens_R), range(len(samples)))
 
 
 def _draft_step(
@@ -265,17 +323,20 @@ def _with_token(row: Row, before: Sequence[RowResult]) -> Row:
 
 def _next_row(row: Row, token: int, number: int) -> Row:
     """Return the row of decode step `number` of a plan, which computes the `token` sampled before it."""
-    sample = row.sample
-    if row.draws and sample is not None:
-        sample = msgspec.structs.replace(sample, draw=row.draws[number - 1])
     return Row(
         rid=row.rid,
         tokens=[token],
         first_position=row.first_position + number,
         pages=row.pages,
-        sample=sample,
+        sample=_next_sample(row, number),
         adapter=row.adapter,
     )
+
+
+def _next_sample(row: Row, number: int) -> Sample:
+    """Return the sampling of decode step `number` of a plan."""
+    assert row.sample is not None
+    return msgspec.structs.replace(row.sample, draw=row.draws[number - 1]) if row.draws else row.sample
 
 
 def _with_sampling(row: Row, own: RowSampling | None) -> Row:
