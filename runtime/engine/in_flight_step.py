@@ -252,7 +252,7 @@ class InFlightStep:
         if not self._sampling:
             return
         # A row that follows another may turn out not to sample.
-        if logits_OV is not None and len(outputs) < len(logits_OV):
+        if logits_OV is not None and len(outputs) < logits_OV.shape[0]:
             open_rows = [row for row in rows if row.sample is not None or row.follows is not None]
             kept_O = np.repeat([row.sample is not None for row in open_rows], [1 + len(row.nodes) for row in open_rows])
             logits_OV = logits_OV[to_device([np.flatnonzero(kept_O)], logits_OV.device)[0]]

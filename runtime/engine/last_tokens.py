@@ -6,8 +6,8 @@ Legend: T tokens of the next step, O tokens sampled, F rows that follow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -15,8 +15,7 @@ from ...kernels import to_device
 from ..scheduler.plan import Row
 
 
-@dataclass(frozen=True)
-class LastTokens:
+class LastTokens(msgspec.Struct, frozen=True):
     """Tokens sampled by the last step, and by row of its plan the index of the row's token."""
 
     tokens_O: torch.Tensor  # int64

@@ -86,9 +86,9 @@ def apply_result(
     else:
         if not result.is_finite:
             error = _not_finite(request)
-    if row.parents is None:  # each token after the first took a decode step of its own
+    if row.parents is None and last > 0:  # each token after the first took a decode step of its own
         request.num_passes += max(0, position - num_known - 1)
-    if (scored := request.next_scored) is not None:
+    if request.message.logprobs is not None and (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
     return _sampled_answer(request, num_done, finish), error
 

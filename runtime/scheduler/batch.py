@@ -121,7 +121,7 @@ class DecodesPerStep:
 
     def observe(self, plan: ForwardPlan, seconds: float) -> None:
         """Record the time of the plan's decode steps; of other plans, do nothing."""
-        if all(len(row.tokens) == 1 for row in plan.rows):
+        if plan.num_tokens == len(plan.rows):
             self._seconds, self._num_rows = seconds / plan.num_decodes, len(plan.rows)
 
 

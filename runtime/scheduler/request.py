@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,10 +69,11 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     return min(num_prompt + params.max_new_tokens, context_length, num_slots)
 
 
-def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
+def _check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
 
 
 RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted", "transfer"]
@@ -216,7 +217,7 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that can be computed now. The last one's logits are useless before its mask is known."""
-        return len(self.tokens) - self.num_computed - (self.awaits_grammar or self.awaits_mask)
+        return len(self.tokens) - self.num_computed - self.is_held
 
     @property
     def is_held(self) -> bool:
