@@ -95,14 +95,14 @@ class ModelRunner:
 
 
 class InFlightStep:
-    """A step on the device. Construct, sample and wait for it under `torch.inference_mode`."""
+    """A step on the device. Construct it under `torch.inference_mode`."""
 
     def __init__(self, runner: ModelRunner, plan: ForwardPlan) -> None:
         self._began = time.perf_counter()
         self._runner = runner
         self._earlier: list[list[int]] = []  # tokens of the decode steps before the last one
         self._plan = plan
-        self._starts_R = list(accumulate((len(row.tokens) for row in plan.rows[:-1]), initial=0))[: len(plan.rows)]
+        self._starts_R = [0, *accumulate([len(row.tokens) for row in plan.rows])]  # and where the last row's tokens end
         self._logits_OV: torch.Tensor | None = None
         self._features_TE: torch.Tensor | None = None
         self._decodes: DecodeSteps | None = None  # if it computes the step
@@ -132,7 +132,6 @@ class InFlightStep:
         own = iter(sampling.rows)
         self._sample([row if row.follows is None else _with_sampling(row, next(own)) for row in self._plan.rows])
 
-    @torch.inference_mode()
     def wait(self) -> ForwardResult:
         results = self._results() if self._tokens_R is None else self._token_results(self._tokens_R)
         if self._runner.source is not None and results:
@@ -153,26 +152,24 @@ class InFlightStep:
         tokens, paths = self._verified()
         logprobs, scores, pools = self._logprobs(), iter(self._scores()), iter(self._pools())
         path_of = dict(zip(self._sampling, paths, strict=True))
-        roots = {index: path[0] for index, path in path_of.items()}
-        # Only the last token of a path can be missing: no draft token equals NOT_FINITE.
-        missing = {index for index, path in path_of.items() if tokens[path[-1]] == NOT_FINITE}
-        for index in missing:
-            path_of[index].pop()
-        return [
-            RowResult(
-                is_finite=index not in missing,
-                tokens=[
-                    *(step[index] for step in self._earlier),
-                    *(tokens[output] for output in path_of.get(index, ())),
-                ],
-                logprobs=[logprobs[output] for output in path_of.get(index, ()) if output in logprobs],
-                after_nodes=[] if row.parents is None else tokens[roots[index] + 1 :][: len(row.parents)],
+        results = []
+        for index, row in enumerate(self._plan.rows):
+            path = path_of.get(index, [])
+            # Only the last token of a path can be missing: no draft token equals NOT_FINITE.
+            is_finite = not path or tokens[path[-1]] != NOT_FINITE
+            kept = path if is_finite else path[:-1]
+            result = RowResult(
+                is_finite=is_finite,
+                tokens=[step[index] for step in self._earlier] + [tokens[output] for output in kept],
+                logprobs=[logprobs[output] for output in kept if output in logprobs] if logprobs else [],
+                after_nodes=[] if row.parents is None else tokens[path[0] + 1 :][: len(row.parents)],
                 scores=[] if row.score is None else next(scores),
                 pooled=None if row.pool_from is None else next(pools).astype("<f4").tobytes(),
             )
-            for index, row in enumerate(self._plan.rows)
-        ]
+            results.append(result)
+        return results
 
+    @torch.inference_mode()
     def _notify(self, source: DraftSource, results: list[RowResult]) -> list[RowResult]:
         """Pass the step to the draft source, and return the results with its drafts."""
         rows, runner = self._plan.rows, self._runner
@@ -214,10 +211,13 @@ class InFlightStep:
             if self._decodes is not None:
                 self._logits_OV = self._decodes.logits(rows, runner.last_tokens)
                 return
-        sampled = _indices(rows, starts_R, _sampled)
-        scored = _indices(rows, starts_R, _scored) if any(row.score is not None for row in rows) else []
-        pooled = _indices(rows, starts_R, _pooled) if any(row.pool_from is not None for row in rows) else []
-        wanted = np.fromiter(chain.from_iterable((*sampled, *scored, *pooled)), dtype=np.int64)
+        sampled = _sampled(rows, starts_R)
+        scored: list[range] = []
+        pooled: list[range] = []
+        if any(row.score is not None or row.pool_from is not None for row in rows):
+            scored, pooled = _indices(rows, starts_R, _scored), _indices(rows, starts_R, _pooled)
+        indices = [*sampled, *chain.from_iterable(scored), *chain.from_iterable(pooled)]
+        wanted = np.fromiter(indices, np.int64, len(indices))
         features = self._plan.followed and runner.source is not None and bool(runner.source.captures)
         if sampled and not (scored or pooled or features):
             self._logits_OV = runner.logits(rows, wanted)
@@ -228,7 +228,7 @@ class InFlightStep:
             return  # only the first stage has hidden states
         sampled_OE = hidden_OE
         if scored or pooled:
-            sizes = [sum(map(len, sampled)), sum(map(len, scored)), *map(len, pooled)]
+            sizes = [len(sampled), sum(map(len, scored)), *map(len, pooled)]
             sampled_OE, scored_OE, *pools_PE = hidden_OE.split(sizes)
         if sampled:
             self._logits_OV = model.logits(sampled_OE)
@@ -346,17 +346,23 @@ def _with_sampling(row: Row, own: RowSampling | None) -> Row:
 
 def _indices(rows: Sequence[Row], starts_R: Sequence[int], tokens: Callable[[Row], range | None]) -> list[range]:
     """Return the indices in the step of the `tokens` of each row that has any; `tokens` gives indices in the row."""
-    found = ((tokens(row), start) for row, start in zip(rows, starts_R, strict=True))
+    found = ((tokens(row), start) for row, start in zip(rows, starts_R, strict=False))
     return [range(start + own.start, start + own.stop) for own, start in found if own is not None]
 
 
-def _sampled(row: Row) -> range | None:
-    """Return the tokens after which one is sampled, or may be: the last committed token and the draft tokens."""
-    if row.sample is None and row.follows is None:
-        return None
-    if row.parents is None:
-        return range(len(row.tokens) - 1, len(row.tokens))
-    return range(row.num_committed - 1, row.num_committed + len(row.nodes))
+def _sampled(rows: Sequence[Row], starts_R: Sequence[int]) -> list[int]:
+    """Return the indices in the step of the tokens after which one is sampled, or may be: each row's last committed
+    token and its draft tokens."""
+    found: list[int] = []
+    for row, start in zip(rows, starts_R, strict=False):
+        if row.sample is None and row.follows is None:
+            continue
+        if row.parents is None:
+            found.append(start + len(row.tokens) - 1)
+        else:
+            last = start + row.num_committed - 1
+            found += range(last, last + 1 + len(row.nodes))
+    return found
 
 
 def _scored(row: Row) -> range | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ...radix.cache import PrefixCache
 from .batch import Batch, ScheduledRequest
 from .memory_forecast import MemoryGrowth, OutputLengthEstimator, peak_pages
@@ -112,8 +114,7 @@ def find_awaited_prefix(
     return best if gain >= page_size or 2 * gain >= len(request.tokens) - num_matched else None
 
 
-@dataclass(frozen=True)
-class AdmissionResult:
+class AdmissionResult(msgspec.Struct, frozen=True):
     """Outcome of one round of admission.
 
     `scheduled` requests run from now on. `fully_cached` ones want no tokens and are complete; `awaiting_grammar` ones

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from msgspec.structs import replace
@@ -122,7 +121,7 @@ class RequestClock:
             self._phase, self._since = phase, now
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # with slots, because each step reads and writes dozens of fields
 class Request:
     """State of a request. It runs while it has a lease.
 
@@ -176,12 +175,15 @@ class Request:
     counted: bool = False  # the counters include its prompt
     session: str | None = None  # of a request without a program: named by the client, or recognised once it has started
     session_state: int | None = None  # of a session that the client named, once the request has started
+    rid: str = field(init=False)
+    num_prompt: int = field(init=False)
+    sample: Sample = field(init=False)  # of every token, without its draw and the penalties
 
-    @cached_property
-    def sample(self) -> Sample:
-        """The sampling of every token of the request, without its draw and the penalties."""
+    def __post_init__(self) -> None:
+        self.rid = self.message.rid
+        self.num_prompt = len(self.message.tokens)
         params, logprobs = self.message.sampling, self.message.logprobs
-        return Sample(
+        self.sample = Sample(
             **{name: getattr(params, name) for name in DrawParams.__struct_fields__},
             draw=0,
             logit_bias=params.logit_bias,
@@ -191,18 +193,10 @@ class Request:
         )
 
     @property
-    def rid(self) -> str:
-        return self.message.rid
-
-    @property
     def program_id(self) -> str | None:
         """Id of the request's program, or of the session recognised; frontends number theirs independently."""
         program = self.message.program
         return self.session if program is None else program_id(self.owner, program)
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.message.tokens)
 
     @property
     def num_output(self) -> int:
@@ -222,7 +216,7 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that can be computed now. The last one's logits are useless before its mask is known."""
-        return len(self.tokens) - self.num_computed - self.is_held
+        return len(self.tokens) - self.num_computed - (self.awaits_grammar or self.awaits_mask)
 
     @property
     def is_held(self) -> bool:
@@ -241,7 +235,9 @@ class Request:
         With a plan in flight, scores and sums are known only when its result is there, and an output may end before its
         limit.
         """
-        if self.num_in_flight and (self.pooling is not None or self.next_scored is not None):
+        if not self.num_in_flight:
+            return self.num_uncomputed
+        if self.pooling is not None or self.next_scored is not None:
             return 0
         if self.token_in_flight:
             return int(len(self.tokens) + 1 < self.end)
