@@ -79,7 +79,7 @@ class DecodeSteps:
         self._longest = 0  # tokens of a row
         self._cos: Floats = np.empty((len(model.ropes), 0, model.config.head_dim), np.float32)
         self._sin = self._cos
-        self._x_RE, self._logits_RV = np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
+        self._x_RE, self._logits_RV, self._angles = (np.empty((0, 0), np.float32) for _ in range(3))
         self._settings = (
             np.array([window_number(window) for window in layers.windows]),
             PAGE_SIZE,
@@ -204,12 +204,15 @@ class DecodeSteps:
         return memory
 
     def _new_memory(self, rows: int, num_slots: int, scratch: StepScratch) -> _Memory:
+        ropes, _, D = self._cos.shape
         if rows > len(self._x_RE):
             self._memory.clear()  # it has views of the smaller arrays
-            self._x_RE = np.empty((rows, self._model.config.hidden_size), np.float32)
-            self._logits_RV = np.empty((rows, self.layers.vocab_size), np.float32)
+            most = max(rows, 2 * len(self._x_RE))
+            self._x_RE = np.empty((most, self._model.config.hidden_size), np.float32)
+            self._logits_RV = np.empty((most, self.layers.vocab_size), np.float32)
+            self._angles = np.empty((2, ropes * most * D), np.float32)
         tokens_2R, slots_SR = np.empty((2, rows), np.int64), np.empty((num_slots, rows), np.int64)
-        angles = [np.empty((len(self._cos), rows, self._cos.shape[2]), np.float32) for _ in range(2)]
+        angles = [own[: ropes * rows * D].reshape(ropes, rows, D) for own in self._angles]
         x_RE, logits_RV = self._x_RE[:rows], self._logits_RV[:rows]
         tables = self._pages.pages_RP, (self._window_pages if num_slots > 1 else self._pages).pages_RP
         inputs = (tokens_2R, *tables, *self._settings, self._cos, self._sin, *self._embedding, slots_SR, *angles, x_RE)
