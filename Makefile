@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test-environments test-fast test test-all test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-again test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,11 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
 	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
+
+FAILED := tests/.pytest_cache/v/cache/lastfailed
+test-again: $(VENV)/.test  ## the tests that failed in the last run, alone; three at most
+	@$(BIN)/python -P -c "import json, sys; failed = json.load(open('$(FAILED)')); print('once more:', *failed, sep='\n'); sys.exit(len(failed) > 3)"
+	$(BIN)/pytest --rootdir=tests -n 0 --last-failed --last-failed-no-failures none $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.test $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
 	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster

@@ -475,18 +475,23 @@ class CompiledAttention:
         return out_THD[..., : kv.v_SKD.shape[2]]
 
 
+def heads_together(kv: KvCache) -> int:
+    """Return the number of key/value heads of a task, if there are enough tasks."""
+    _, K, D = kv.k_SKD.shape
+    heads = max(1, min(K, FETCH_BYTES // (D * kv.k_SKD.element_size())))
+    return heads if K % heads == 0 else 1
+
+
 def compiled_attention(args: AttentionArgs, cap: float | None = None) -> CompiledAttention | None:
     """Return the compiled attention of a step; None if it rotates keys when it reads them, or has other dtypes."""
     if args.key_rope is not None or args.dtype not in QUERY_DTYPES or args.kv.k_SKD.dtype not in DTYPES:
         return None
-    _, K, D = args.kv.k_SKD.shape
-    heads = max(1, min(K, FETCH_BYTES // (D * args.kv.k_SKD.element_size())))
     plan = AttentionPlan.of(
         args.rows,
         page_size=args.page_size,
         window=args.window,
-        group=args.num_heads // K,
-        heads=heads if K % heads == 0 else 1,
+        group=args.num_heads // args.kv.k_SKD.shape[1],
+        heads=heads_together(args.kv),
         threads=num_threads(),
     )
     return CompiledAttention(plan, cap or 0.0)

@@ -34,7 +34,7 @@ from .compiled import Ints, compiled
 # tokens [Q], begins [Q], ends [Q]: token of each query, and the places [begin, end) that it sees.
 NUM_TILES, MAX_QUERIES, GROUP, HEADS, COST, TILES, SEGMENTS, TOKENS, BEGINS, ENDS, HEADER = range(11)
 TILE_FIELDS, SEGMENT_FIELDS = 4, 7
-_TILE_ROWS = 256  # rows (a query of one head) of a tile: their queries and sums stay in the second cache
+TILE_ROWS = 256  # rows (a query of one head) of a tile: their queries and sums stay in the second cache
 _TILES_OF_THREAD = 8  # at least, before short ones are merged
 _PIECE = 4  # queries of a tile at least, where tiles are made smaller to occupy all threads
 _GATHER_ROWS = 8  # rows whose products take the time of gathering a block
@@ -82,8 +82,8 @@ class AttentionPlan:
             np.fromiter(chain.from_iterable(tree_R), np.int64),
             np.fromiter(map(len, tree_R), np.int64, R),
         )
-        settings = page_size, -window if isinstance(window, Chunk) else window or 0, group, heads, threads
-        return cls(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
+        settings = page_size, window_number(window), group, heads, threads
+        return cls(make_plan(*flat, *settings, TILE_ROWS), *flat, *settings)
 
     def with_group(self, group: int) -> AttentionPlan:
         """Return the plan of the same rows for another number of query heads for each key/value head."""
@@ -96,7 +96,12 @@ class AttentionPlan:
             self.num_nodes_R,
         )
         settings = self.page_size, self.window, group, self.heads, self.threads
-        return AttentionPlan(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
+        return AttentionPlan(make_plan(*flat, *settings, TILE_ROWS), *flat, *settings)
+
+
+def window_number(window: int | None) -> int:
+    """Return a window as loops take it: 0 for none, -c for chunks of c."""
+    return -window if isinstance(window, Chunk) else window or 0
 
 
 @compiled()
@@ -222,7 +227,7 @@ def _copy(to: Ints, at: int, values: Ints) -> None:
     "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64,"
     " int64, int64, int64)"
 )
-def _make_plan(
+def make_plan(
     first_R: Ints,
     num_R: Ints,
     pages_P: Ints,
@@ -236,6 +241,7 @@ def _make_plan(
     threads: int,
     tile_rows: int,
 ) -> Ints:
+    """Return the array of an `AttentionPlan`."""
     R, T, N = len(first_R), num_R.sum(), len(parents_N)
     order_R, own_R = np.empty(R, dtype=np.int64), np.empty(R, dtype=np.int64)
     shared = np.empty((R, 4), dtype=np.int64)

@@ -29,6 +29,7 @@ from .attention import (
     scratch_size,
 )
 from .attention_inner import address_of, pointer_to
+from .attention_plan import TILE_ROWS, make_plan
 from .bfloat16 import narrow, widen
 from .compiled import Floats, Ints, compiled
 from .experts import GATES_UPS, OWN_MEMORY, add_mixture
@@ -74,6 +75,89 @@ _FINAL_NORM, _HEAD, HEAD_PHASES = range(3)  # behind those of the layers
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+
+
+@compiled(
+    "UniTuple(int64[::1], 2)(int64, int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], int64, int64, int64,"
+    " float32[:,:,::1], float32[:,:,::1], int64, boolean, int64, float32, int64[:,::1], float32[:,:,::1],"
+    " float32[:,:,::1], float32[:,::1])"
+)
+def decode_inputs(
+    threads: int,
+    tokens_2T: Ints,
+    pages_TP: Ints,
+    window_pages_TP: Ints,
+    windows_S: Ints,
+    page_size: int,
+    group: int,
+    heads: int,
+    cos_table: Floats,
+    sin_table: Floats,
+    embedding: int,
+    is_bfloat16: bool,
+    num_embedded: int,
+    embedding_scale: float,
+    slots_ST: Ints,
+    cos_PTD: Floats,
+    sin_PTD: Floats,
+    x_TE: Floats,
+) -> tuple[Ints, Ints]:
+    """Write the inputs of `decoder_layers` for rows of one token, and return their plans; empty ones, with nothing
+    written, if a token is not embedded.
+
+    `tokens_2T` are the tokens and their positions. A row has its pages in `pages_TP`, which may have more rows, and if
+    `slots_ST` has two kinds, those of layers with a window in `window_pages_TP`. `windows_S`, one or two, and `group`,
+    `heads` and `threads` are as in `AttentionPlan`. The tables have the angles of each rope's positions. `embedding` is
+    the address of float32 or bfloat16 [num_embedded, E]; 0: `x_TE` is not written.
+    """
+    T, E = x_TE.shape
+    positions_T = tokens_2T[1]
+    starts_R, num_R, num_nodes_R = np.empty(T + 1, np.int64), np.ones(T, np.int64), np.zeros(T, np.int64)
+    longest = total = 0
+    for t in range(T):
+        if not 0 <= tokens_2T[0, t] < num_embedded:
+            return num_R[:0], num_R[:0]
+        starts_R[t] = total
+        total += positions_T[t] // page_size + 1
+        longest = max(longest, positions_T[t] + 1)
+    starts_R[T] = total
+    pages_P, no_parents = np.empty(total, np.int64), np.empty(0, np.int64)
+    plan = window_plan = no_parents
+    for kind in range(len(windows_S)):
+        own = len(slots_ST) - 1 if windows_S[kind] != 0 else 0
+        # A window that no row outgrows shares the plan without one, if the pages are the same.
+        window = 0 if abs(windows_S[kind]) >= longest else windows_S[kind]
+        if kind > 0 and len(slots_ST) == 1 and window == (0 if abs(windows_S[0]) >= longest else windows_S[0]):
+            break
+        for t in range(T):
+            pages = window_pages_TP[t] if own > 0 else pages_TP[t]
+            last = positions_T[t] // page_size
+            for page in range(last + 1):
+                pages_P[starts_R[t] + page] = pages[page]
+            slots_ST[own, t] = pages[last] * page_size + positions_T[t] % page_size
+        window_plan = make_plan(
+            positions_T, num_R, pages_P, starts_R, no_parents, num_nodes_R, page_size, window, group, heads, threads,
+            TILE_ROWS,
+        )  # fmt: skip
+        if kind == 0:
+            plan = window_plan
+
+    for rope in range(len(cos_PTD)):
+        for t in range(T):
+            cos_D, sin_D = cos_table[rope, positions_T[t]], sin_table[rope, positions_T[t]]
+            for d in range(len(cos_D)):
+                cos_PTD[rope, t, d], sin_PTD[rope, t, d] = cos_D[d], sin_D[d]
+    for t in range(T if embedding != 0 else 0):
+        x_E, first = x_TE[t], E * tokens_2T[0, t]
+        if not is_bfloat16:
+            row_E = carray(_floats(embedding + 4 * first), (E,))
+            for e in range(E):
+                x_E[e] = row_E[e] * embedding_scale
+        else:
+            half_E = carray(_halves(embedding + 2 * first), (E,))
+            for e in range(E):  # rounded as the model's dtype is
+                x_E[e] = widen(narrow(widen(half_E[e]) * embedding_scale, half_E[e]))
+    return plan, window_plan
 
 
 @compiled(

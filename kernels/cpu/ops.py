@@ -26,6 +26,7 @@ from .thread_pool import share_rows
 _LEAST = np.float32(-87)  # logarithm of a weight; smaller ones, -inf included, count as 0
 _MIN_TEMPERATURE = np.float32(1e-30)
 _MARGIN = 1 + 1e-9  # more than the rounding of a speed
+_ARGMAX_BLOCK = 256  # numbers of a row that are searched for their largest at once
 
 
 class CpuOps(ReferenceOps):
@@ -194,18 +195,45 @@ def _uniform(seed: int, token: int) -> float:
     return (np.float64(z >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
+@compiled("int32(int32)")
+def _order(bits: np.int32) -> np.int32:
+    """Return an integer that orders float32s, given by their bits: NaN is the largest, zeros are equal."""
+    magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
+    if magnitude > np.int32(0x7F800000):
+        return np.int32(0x7FFFFFFF)
+    return magnitude if bits >= 0 else np.int32(-magnitude)
+
+
+@compiled("int64(float32[::1])")
+def likeliest(logits_V: Floats) -> int:
+    """Return the first index of the largest number. Integers are compared in vectors, floats would not be."""
+    most, at = np.int32(-0x7FFFFFFF), 0
+    for start in range(0, len(logits_V), _ARGMAX_BLOCK):
+        bits_B = logits_V[start : start + _ARGMAX_BLOCK].view(np.int32)
+        largest = np.int32(-0x7FFFFFFF)
+        for b in range(len(bits_B)):
+            largest = max(largest, _order(bits_B[b]))
+        if largest > most:
+            most, at = largest, start
+    bits_B = logits_V[at : at + _ARGMAX_BLOCK].view(np.int32)
+    for b in range(len(bits_B)):
+        if _order(bits_B[b]) == most:
+            return at + b
+    return 0
+
+
 @compiled("void(float32[:,::1], float32[::1], float32[::1], int64[::1], int64[::1])")
 def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_R: Ints, tokens_R: Ints) -> None:
     """Write each row's token: the likeliest at temperature 0, else the first to arrive of those that `min_p` leaves."""
     for r in range(len(logits_RV)):
         logits_V = logits_RV[r]
-        likeliest = np.argmax(logits_V)
-        tokens_R[r] = likeliest if np.isfinite(logits_V[likeliest]) else NOT_FINITE  # a NaN counts as the largest
+        top = likeliest(logits_V)
+        tokens_R[r] = top if np.isfinite(logits_V[top]) else NOT_FINITE  # a NaN counts as the largest
         if temperature_R[r] <= 0 or tokens_R[r] == NOT_FINITE:
             continue
         temperature, fastest = max(temperature_R[r], _MIN_TEMPERATURE), 0.0
         for token in range(len(logits_V)):
-            logarithm = (logits_V[token] - logits_V[likeliest]) / temperature
+            logarithm = (logits_V[token] - logits_V[top]) / temperature
             if logarithm < _LEAST:
                 continue
             weight = exp(logarithm)
@@ -222,11 +250,15 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
 
 def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R]. The rows' top-k and top-p filter nothing, or their temperature is 0."""
-    tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
-    columns = sampling.temperature_R, sampling.min_p_R, sampling.draw_R, tokens_R
-    arrays = [tensor.numpy() for tensor in (logits_RV.contiguous(), *columns)]
+    columns = [tensor.numpy() for tensor in (sampling.temperature_R, sampling.min_p_R, sampling.draw_R)]
+    return torch.from_numpy(draw_unfiltered(logits_RV.contiguous(), *columns))
+
+
+def draw_unfiltered(logits_RV: torch.Tensor, temperature_R: Floats, min_p_R: Floats, draw_R: Ints) -> Ints:
+    """Return `sample_unfiltered` of arrays."""
+    arrays = logits_RV.numpy(), temperature_R, min_p_R, draw_R, np.empty(len(logits_RV), np.int64)
     share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
-    return tokens_R
+    return arrays[-1]
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1], boolean[::1])")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 import zmq
 
 from ...radix.cache import PrefixCache
@@ -426,7 +427,8 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
         if wait != 0:
             pipeline.reset_clock()
         for answers in pipeline.advance():
-            send(answers)
+            if answers:
+                send(answers)
         if viewer.active:
             for owner, reply in viewer.work():
                 link.reply(owner, reply)
@@ -478,7 +480,8 @@ def main() -> int:
         link.fail(error)
         return 1
     try:
-        run_loop(link, core, ranks, loader)
+        with torch.inference_mode():  # once for all steps
+            run_loop(link, core, ranks, loader)
     except RuntimeFailed as error:  # of another rank
         parent_watchdog.say(f"ramiform core: {error}")
         link.fail(error)

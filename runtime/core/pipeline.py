@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -35,14 +34,6 @@ class StepLauncher(Protocol):
     def launch(self, plan: ForwardPlan) -> StepHandle: ...
 
 
-@dataclass(frozen=True)
-class PendingStep:
-    """A launched step and its plan."""
-
-    plan: ForwardPlan
-    launched: StepHandle
-
-
 class Pipeline:
     """Drives an engine and a scheduler. With `ahead`, plans a step while the previous one computes."""
 
@@ -61,7 +52,7 @@ class Pipeline:
         self._ahead = ahead
         self._on_step = on_step
         self._clock = clock
-        self._in_flight: PendingStep | None = None  # launched, not waited for yet
+        self._in_flight: tuple[ForwardPlan, StepHandle] | None = None  # launched, not waited for yet
         self._last_end: float | None = None  # time of the last result, unless there was nothing to do since
 
     def reset_clock(self) -> None:
@@ -79,22 +70,22 @@ class Pipeline:
         plan = self._scheduler.plan(now)
         yield self._scheduler.answers()
         previous = self._in_flight
-        self._in_flight = None if plan is None else PendingStep(plan, self._engine.launch(plan))
+        self._in_flight = None if plan is None else (plan, self._engine.launch(plan))
         if previous is not None:
-            yield self._commit(previous)
+            yield self._commit(*previous)
         if not self._ahead and self._in_flight is not None:
             in_flight, self._in_flight = self._in_flight, None
-            yield self._commit(in_flight)
+            yield self._commit(*in_flight)
 
-    def _commit(self, step: PendingStep) -> list[FromCore]:
+    def _commit(self, plan: ForwardPlan, launched: StepHandle) -> list[FromCore]:
         assert self._last_end is not None
-        result, now = step.launched.wait(), self._clock()
+        result, now = launched.wait(), self._clock()
         # The speculation budget counts all of a step's time, not only what the engine measures.
         seconds, self._last_end = now - self._last_end, now
-        answers = self._scheduler.commit(step.plan, replace(result, seconds=seconds), now)
+        answers = self._scheduler.commit(plan, replace(result, seconds=seconds), now)
         sampling = self._scheduler.sampling()
         if sampling is not None:
             assert self._in_flight is not None
-            self._in_flight.launched.sample(sampling)  # first: the device is about to need it
-        self._on_step(step.plan, seconds)
+            self._in_flight[1].sample(sampling)  # first: the device is about to need it
+        self._on_step(plan, seconds)
         return answers

@@ -104,7 +104,6 @@ class ForwardEngine:
             whole.num_kv_parts,
         )
 
-    @torch.inference_mode()
     def launch(self, plan: ForwardPlan) -> InFlightStep:
         """Queue a step on the device: copy pages, compute every row's tokens, sample, verify drafts, score.
 
@@ -112,6 +111,9 @@ class ForwardEngine:
         only for a draft source's page copies to or from the host, and for values that plain torch reads back in place
         of a kernel. On a CPU the step is complete on return.
         """
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.launch(plan)
         if self._threads is not None:
             self._threads.choose(plan.num_tokens)
         if self._runner.pool.windows is not None and plan.step:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from ...kernels import NOT_FINITE, Deferred, to_device, to_host
 from ..models.decoder import Decoder
 from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
-from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
+from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, Sample, SamplingPlan
 from .draft_source import DraftRow, DraftSource, DraftStep
 from .inputs import decoder_inputs
 from .kv_pool import KvPool
@@ -31,6 +32,9 @@ from .sampled_positions import SampledPositions
 from .sampler import sample
 from .stages import hidden_and_features
 from .step_graphs import StepGraphs
+
+if TYPE_CHECKING:
+    from .decode_steps import DecodeSteps
 
 
 @dataclass
@@ -44,6 +48,21 @@ class ModelRunner:
     graphs: StepGraphs | None = None
     last_tokens: LastTokens = NO_LAST_TOKENS
     last_results: Sequence[RowResult] = ()  # of the step that was waited for last
+    _decodes: DecodeSteps | None = None  # those that `decode_steps` returned last
+
+    def decode_steps(self, rows: Sequence[Row]) -> DecodeSteps | None:
+        """Return what computes a step of decode rows with few calls, if it computes these."""
+        layers = self.model.compiled_head
+        if layers is None or self.graphs is not None or self.group.stage.size > 1 or self.group.shard.size > 1:
+            return None
+        from .decode_steps import DecodeSteps  # here, because it imports numba
+
+        if not DecodeSteps.suit(rows):
+            return None
+        kv = self.pool.arriving_layers()
+        if self._decodes is None or self._decodes.layers is not layers or self._decodes.kv is not kv:
+            self._decodes = DecodeSteps.of(self.model, kv)
+        return self._decodes
 
     def forward(
         self, rows: list[Row], wanted: np.ndarray, *, features: bool
@@ -62,7 +81,7 @@ class ModelRunner:
 
     def logits(self, rows: list[Row], wanted: np.ndarray) -> torch.Tensor | None:
         """Return the logits of the `wanted` tokens, if one call computes them with the layers; else None."""
-        if self.graphs is not None or self.group.stage.size > 1 or not self.model.has_compiled_head:
+        if self.graphs is not None or self.group.stage.size > 1 or self.model.compiled_head is None:
             return None
         kv = self.pool.arriving_layers()
         return self.model.logits_of_step(decoder_inputs(rows, self.model, wanted, kv[0], self.last_tokens), kv)
@@ -76,16 +95,18 @@ class ModelRunner:
 
 
 class InFlightStep:
-    """A step on the device. Construct, sample and wait for it under `torch.inference_mode`."""
+    """A step on the device. Construct it under `torch.inference_mode`."""
 
     def __init__(self, runner: ModelRunner, plan: ForwardPlan) -> None:
         self._began = time.perf_counter()
         self._runner = runner
         self._earlier: list[list[int]] = []  # tokens of the decode steps before the last one
         self._plan = plan
-        self._starts_R = list(accumulate((len(row.tokens) for row in plan.rows[:-1]), initial=0))[: len(plan.rows)]
+        self._starts_R = [0, *accumulate([len(row.tokens) for row in plan.rows])]  # and where the last row's tokens end
         self._logits_OV: torch.Tensor | None = None
         self._features_TE: torch.Tensor | None = None
+        self._decodes: DecodeSteps | None = None  # if it computes the step
+        self._tokens_R: list[int] | None = None  # sampled by it
         self._sampling: list[int] = []  # indices of the rows that sample
         self._verified: Deferred[tuple[list[int], list[list[int]]]] = lambda: ([], [])
         self._logprobs: Deferred[dict[int, TokenLogprob]] = dict
@@ -111,34 +132,44 @@ class InFlightStep:
         own = iter(sampling.rows)
         self._sample([row if row.follows is None else _with_sampling(row, next(own)) for row in self._plan.rows])
 
-    @torch.inference_mode()
     def wait(self) -> ForwardResult:
-        tokens, paths = self._verified()
-        logprobs, scores, pools = self._logprobs(), iter(self._scores()), iter(self._pools())
-        path_of = dict(zip(self._sampling, paths, strict=True))
-        roots = {index: path[0] for index, path in path_of.items()}
-        # Only the last token of a path can be missing: no draft token equals NOT_FINITE.
-        missing = {index for index, path in path_of.items() if tokens[path[-1]] == NOT_FINITE}
-        for index in missing:
-            path_of[index].pop()
-        results = [
-            RowResult(
-                is_finite=index not in missing,
-                tokens=[
-                    *(step[index] for step in self._earlier),
-                    *(tokens[output] for output in path_of.get(index, ())),
-                ],
-                logprobs=[logprobs[output] for output in path_of.get(index, ()) if output in logprobs],
-                after_nodes=[] if row.parents is None else tokens[roots[index] + 1 :][: len(row.parents)],
-                scores=[] if row.score is None else next(scores),
-                pooled=None if row.pool_from is None else next(pools).astype("<f4").tobytes(),
-            )
-            for index, row in enumerate(self._plan.rows)
-        ]
+        results = self._results() if self._tokens_R is None else self._token_results(self._tokens_R)
         if self._runner.source is not None and results:
             results = self._notify(self._runner.source, results)
         return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
 
+    def _token_results(self, tokens_R: Sequence[int]) -> list[RowResult]:
+        """Return the results of rows that have a token, or none, for each decode step."""
+        if not self._earlier and NOT_FINITE not in tokens_R:
+            return [RowResult(tokens=[token]) for token in tokens_R]
+        steps = [*self._earlier, tokens_R]
+        return [
+            RowResult(tokens=[*own]) if own[-1] != NOT_FINITE else RowResult(tokens=[*own[:-1]], is_finite=False)
+            for own in zip(*steps, strict=True)
+        ]
+
+    def _results(self) -> list[RowResult]:
+        tokens, paths = self._verified()
+        logprobs, scores, pools = self._logprobs(), iter(self._scores()), iter(self._pools())
+        path_of = dict(zip(self._sampling, paths, strict=True))
+        results = []
+        for index, row in enumerate(self._plan.rows):
+            path = path_of.get(index, [])
+            # Only the last token of a path can be missing: no draft token equals NOT_FINITE.
+            is_finite = not path or tokens[path[-1]] != NOT_FINITE
+            kept = path if is_finite else path[:-1]
+            result = RowResult(
+                is_finite=is_finite,
+                tokens=[step[index] for step in self._earlier] + [tokens[output] for output in kept],
+                logprobs=[logprobs[output] for output in kept if output in logprobs] if logprobs else [],
+                after_nodes=[] if row.parents is None else tokens[path[0] + 1 :][: len(row.parents)],
+                scores=[] if row.score is None else next(scores),
+                pooled=None if row.pool_from is None else next(pools).astype("<f4").tobytes(),
+            )
+            results.append(result)
+        return results
+
+    @torch.inference_mode()
     def _notify(self, source: DraftSource, results: list[RowResult]) -> list[RowResult]:
         """Pass the step to the draft source, and return the results with its drafts."""
         rows, runner = self._plan.rows, self._runner
@@ -159,10 +190,14 @@ class InFlightStep:
     def _decode_again(self, number: int) -> bool:
         """Compute the plan's decode step `number` from the tokens sampled last. Returns False, with nothing computed,
         if one is missing."""
-        tokens, _ = self._verified()
+        tokens = self._verified()[0] if self._tokens_R is None else self._tokens_R
         if NOT_FINITE in tokens:
             return False
         self._earlier.append(tokens)
+        if self._decodes is not None and self._tokens_R is not None:
+            self._logits_OV = self._decodes.next_logits(np.array(tokens))
+            self._sample_plainly([_next_sample(row, number) for row in self._plan.rows])
+            return True
         rows = [_next_row(row, token, number) for row, token in zip(self._plan.rows, tokens, strict=True)]
         self._compute(rows)
         self._sample(rows)
@@ -171,10 +206,18 @@ class InFlightStep:
     def _compute(self, rows: list[Row]) -> None:
         """Queue the forward, and the scores and pooled states, which need no samples."""
         runner, model, starts_R = self._runner, self._runner.model, self._starts_R
-        sampled = _indices(rows, starts_R, _sampled)
-        scored = _indices(rows, starts_R, _scored) if any(row.score is not None for row in rows) else []
-        pooled = _indices(rows, starts_R, _pooled) if any(row.pool_from is not None for row in rows) else []
-        wanted = np.fromiter(chain.from_iterable((*sampled, *scored, *pooled)), dtype=np.int64)
+        if not (self._plan.followed and runner.source is not None):
+            self._decodes = runner.decode_steps(rows)
+            if self._decodes is not None:
+                self._logits_OV = self._decodes.logits(rows, runner.last_tokens)
+                return
+        sampled = _sampled(rows, starts_R)
+        scored: list[range] = []
+        pooled: list[range] = []
+        if any(row.score is not None or row.pool_from is not None for row in rows):
+            scored, pooled = _indices(rows, starts_R, _scored), _indices(rows, starts_R, _pooled)
+        indices = [*sampled, *chain.from_iterable(scored), *chain.from_iterable(pooled)]
+        wanted = np.fromiter(indices, np.int64, len(indices))
         features = self._plan.followed and runner.source is not None and bool(runner.source.captures)
         if sampled and not (scored or pooled or features):
             self._logits_OV = runner.logits(rows, wanted)
@@ -185,7 +228,7 @@ class InFlightStep:
             return  # only the first stage has hidden states
         sampled_OE = hidden_OE
         if scored or pooled:
-            sizes = [sum(map(len, sampled)), sum(map(len, scored)), *map(len, pooled)]
+            sizes = [len(sampled), sum(map(len, scored)), *map(len, pooled)]
             sampled_OE, scored_OE, *pools_PE = hidden_OE.split(sizes)
         if sampled:
             self._logits_OV = model.logits(sampled_OE)
@@ -198,13 +241,20 @@ class InFlightStep:
     def _sample(self, rows: list[Row]) -> None:
         """Queue sampling and verification, and keep the tokens for the next step."""
         runner, logits_OV = self._runner, self._logits_OV
+        if self._decodes is not None:
+            from .decode_steps import plain_samples
+
+            samples = plain_samples(rows)
+            if samples is not None:
+                self._sample_plainly(samples)
+                return
         self._sampling = [index for index, row in enumerate(rows) if row.sample is not None]
         outputs = SampledPositions.from_rows(rows[index] for index in self._sampling)
         runner.last_tokens = NO_LAST_TOKENS
         if not self._sampling:
             return
         # A row that follows another may turn out not to sample.
-        if logits_OV is not None and len(outputs) < len(logits_OV):
+        if logits_OV is not None and len(outputs) < logits_OV.shape[0]:
             open_rows = [row for row in rows if row.sample is not None or row.follows is not None]
             kept_O = np.repeat([row.sample is not None for row in open_rows], [1 + len(row.nodes) for row in open_rows])
             logits_OV = logits_OV[to_device([np.flatnonzero(kept_O)], logits_OV.device)[0]]
@@ -213,6 +263,14 @@ class InFlightStep:
         if logits_OV is not None:
             self._logprobs = chosen_logprobs(runner.model.ops, logits_OV, tokens_O, outputs.samples, outputs.masks)
         runner.last_tokens = LastTokens(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
+
+    def _sample_plainly(self, samples: Sequence[Sample]) -> None:
+        """Sample one token for each row by `plain_samples`."""
+        assert self._decodes is not None
+        assert self._logits_OV is not None
+        tokens_R = self._decodes.sample(self._logits_OV, samples)
+        self._tokens_R = tokens_R.tolist()
+        self._runner.last_tokens = LastTokens(torch.from_numpy(tokens_R), range(len(samples)))
 
 
 def _draft_step(
@@ -266,17 +324,20 @@ def _with_token(row: Row, before: Sequence[RowResult]) -> Row:
 
 def _next_row(row: Row, token: int, number: int) -> Row:
     """Return the row of decode step `number` of a plan, which computes the `token` sampled before it."""
-    sample = row.sample
-    if row.draws and sample is not None:
-        sample = msgspec.structs.replace(sample, draw=row.draws[number - 1])
     return Row(
         rid=row.rid,
         tokens=[token],
         first_position=row.first_position + number,
         pages=row.pages,
-        sample=sample,
+        sample=_next_sample(row, number),
         adapter=row.adapter,
     )
+
+
+def _next_sample(row: Row, number: int) -> Sample:
+    """Return the sampling of decode step `number` of a plan."""
+    assert row.sample is not None
+    return msgspec.structs.replace(row.sample, draw=row.draws[number - 1]) if row.draws else row.sample
 
 
 def _with_sampling(row: Row, own: RowSampling | None) -> Row:
@@ -285,17 +346,23 @@ def _with_sampling(row: Row, own: RowSampling | None) -> Row:
 
 def _indices(rows: Sequence[Row], starts_R: Sequence[int], tokens: Callable[[Row], range | None]) -> list[range]:
     """Return the indices in the step of the `tokens` of each row that has any; `tokens` gives indices in the row."""
-    found = ((tokens(row), start) for row, start in zip(rows, starts_R, strict=True))
+    found = ((tokens(row), start) for row, start in zip(rows, starts_R, strict=False))
     return [range(start + own.start, start + own.stop) for own, start in found if own is not None]
 
 
-def _sampled(row: Row) -> range | None:
-    """Return the tokens after which one is sampled, or may be: the last committed token and the draft tokens."""
-    if row.sample is None and row.follows is None:
-        return None
-    if row.parents is None:
-        return range(len(row.tokens) - 1, len(row.tokens))
-    return range(row.num_committed - 1, row.num_committed + len(row.nodes))
+def _sampled(rows: Sequence[Row], starts_R: Sequence[int]) -> list[int]:
+    """Return the indices in the step of the tokens after which one is sampled, or may be: each row's last committed
+    token and its draft tokens."""
+    found: list[int] = []
+    for row, start in zip(rows, starts_R, strict=False):
+        if row.sample is None and row.follows is None:
+            continue
+        if row.parents is None:
+            found.append(start + len(row.tokens) - 1)
+        else:
+            last = start + row.num_committed - 1
+            found += range(last, last + 1 + len(row.nodes))
+    return found
 
 
 def _scored(row: Row) -> range | None:

@@ -5,9 +5,9 @@ Legend: T tokens of the next step, O tokens sampled, F rows that follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import torch
 
@@ -15,12 +15,11 @@ from ...kernels import to_device
 from ..scheduler.plan import Row
 
 
-@dataclass(frozen=True)
-class LastTokens:
+class LastTokens(msgspec.Struct, frozen=True):
     """Tokens sampled by the last step, and by row of its plan the index of the row's token."""
 
     tokens_O: torch.Tensor  # int64
-    index: dict[int, int]
+    index: Mapping[int, int] | Sequence[int]
 
     def fill(self, ids_T: torch.Tensor, rows: Sequence[Row], starts_R: Sequence[int]) -> None:
         """Write the tokens that `rows` of the next plan follow into `ids_T`, where the rows' tokens start."""

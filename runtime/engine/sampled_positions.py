@@ -10,7 +10,6 @@ Legend: O outputs, N nodes, M moves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -22,8 +21,7 @@ from ..speculation.tree import depths, is_chain
 from .kv_pool import PAGE_SIZE, KvPool
 
 
-@dataclass(frozen=True)
-class SampledPositions:
+class SampledPositions(msgspec.Struct, frozen=True):
     """Outputs of the rows that sample, in order: row r has the outputs [starts[r], starts[r + 1])."""
 
     rows: list[Row]
@@ -33,19 +31,22 @@ class SampledPositions:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> SampledPositions:
-        outputs = cls(list(rows), [], [], [0])
-        for row in outputs.rows:
+        samples: list[Sample] = []
+        masks: list[bytes | None] = []
+        starts = [0]
+        sampling = list(rows)
+        for row in sampling:
             assert row.sample is not None
-            outputs.samples.append(row.sample)
-            outputs.masks.append(row.mask)
+            samples.append(row.sample)
+            masks.append(row.mask)
             if row.parents is not None:
                 assert len(row.nodes) == len(row.parents) < len(row.tokens), (
                     "a node lacks its sampling, or the tree has no root"
                 )
-                outputs.samples.extend(_node_samples(row))
-                outputs.masks.extend(node.mask for node in row.nodes)
-            outputs.starts.append(len(outputs.samples))
-        return outputs
+                samples += _node_samples(row)
+                masks += [node.mask for node in row.nodes]
+            starts.append(len(samples))
+        return cls(sampling, samples, masks, starts)
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -46,7 +46,9 @@ def process_logits(
     ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]
 ) -> torch.Tensor:
     """Return the logits with bias, penalties and masks applied: a new tensor, unless no row has any."""
-    biased = [(row, token, bias) for row, s in enumerate(samples) for token, bias in s.logit_bias.items()]
+    biased = [
+        (row, token, bias) for row, s in enumerate(samples) if s.logit_bias for token, bias in s.logit_bias.items()
+    ]
     if biased:
         rows_N, tokens_N, biases_N = zip(*biased, strict=True)
         rows, tokens, biases = to_device(

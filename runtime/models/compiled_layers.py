@@ -89,6 +89,7 @@ from .stored_layout import reorders_outputs
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays. A multiplication of
 # attention takes as long as reading so many bytes of weights.
 _MIN_SHARED_WORK = 16 << 20
+_MOST_SCRATCH = 256  # numbers of rows whose views of the scratch memory are kept
 _ATTENTION_BYTES = 2
 _ACTIVATIONS: dict[Activation, int] = {
     "silu": SILU,
@@ -196,6 +197,13 @@ class _Block(NamedTuple):
         return None if matrices is None else cls(matrices, mixture)
 
 
+class StepScratch(NamedTuple):
+    """Scratch memory of a step: arrays that `decoder_layers` takes, and numbers of its mixtures."""
+
+    views: list[Any]
+    mixture: Ints
+
+
 class CompiledLayers:
     """The layers' parameters as the loop reads them; `of` makes it."""
 
@@ -229,7 +237,11 @@ class CompiledLayers:
         self._mixture_factors = mixtures[0].factors if mixtures else np.empty(0, np.float32)
         self._sinks = [layer.sinks_H for layer in layers]
         self._memory: list[Floats] = [np.empty(0, np.float32)] * 9
-        self._scratch: tuple[int, list[Any]] = -1, []  # views of the memory for a number of rows
+        self._scratch: dict[int, StepScratch] = {}  # by the number of rows
+        self._phases = new_phases(PHASES_PER_LAYER * len(layers) + HEAD_PHASES)
+        self._num_slots = 1  # kinds of slots of the last step
+        self.windows = list(dict.fromkeys(config.windows))  # one or two
+        self._records_LFW[:, OTHERS, PLAN] = [self.windows.index(window) for window in config.windows]
         self._caches: tuple[Sequence[KvCache], Ints] | None = None
 
     @classmethod
@@ -259,17 +271,17 @@ class CompiledLayers:
         self._widest = max(self._widest, matrix, key=lambda matrix: prepared_size(matrix.descriptor, 1))
 
     @property
-    def has_head(self) -> bool:
-        """True if `forward` can compute logits."""
-        return self._head is not None
+    def vocab_size(self) -> int:
+        """Number of logits that `forward` can compute; 0: none."""
+        return 0 if self._head is None else self._head.outputs
 
     def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache]) -> bool:
         """Return True when the loop computes a step with these attentions and caches."""
-        return (
-            kv[0].k_SKD.dtype in _KV_DTYPES
-            and kv[0].k_scale_K is None
-            and all(isinstance(attention, CompiledAttention) for attention in attentions.values())
-        )
+        return self.supports_caches(kv) and all(isinstance(one, CompiledAttention) for one in attentions.values())
+
+    def supports_caches(self, kv: Sequence[KvCache]) -> bool:
+        """Return True when the loop computes steps with these caches."""
+        return kv[0].k_SKD.dtype in _KV_DTYPES and kv[0].k_scale_K is None
 
     def forward(
         self,
@@ -295,44 +307,58 @@ class CompiledLayers:
         `attentions` one per window. `query_scales_T` are factors of queries in layers without positions. All results
         have the dtype of `x_TE`, which may be overwritten.
         """
-        config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
-        H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
-        arrays = [attention.plan.array for attention in attentions.values() if isinstance(attention, CompiledAttention)]
-        if len(arrays) > 1:  # a window
-            self._records_LFW[:, OTHERS, PLAN] = [list(attentions).index(window) for window in config.windows]
-
+        config, (T, E) = self._config, x_TE.shape
+        plans = [own.plan.array for own in map(attentions.get, self.windows) if isinstance(own, CompiledAttention)]
         slots_ST = slots_T.numpy().reshape(1, T)
         if window_slots_T is not None:
             slots_ST = np.stack((slots_T.numpy(), window_slots_T.numpy()))
-            self._records_LFW[:, OTHERS, SLOTS] = [window is not None for window in config.windows]
-
-        x = x_TE.float().numpy()
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
         last_OE = np.empty((len(wanted), E), np.float32)
+        logits_OV = None
+        if with_head:
+            assert self._head is not None
+            logits_OV = np.empty((T if wanted_O is None else len(wanted), self._head.outputs), np.float32)
+        captured_XTE = np.empty((len(captures), T, E), np.float32)
+        x = x_TE.float().numpy()
+        rest = self.arguments(
+            [side_by_side(parts, T, config.head_dim) for parts in zip(*angles, strict=True)],
+            slots_ST,
+            None if wanted_O is None else wanted,
+            last_OE,
+            self.scratch_of(max(T, len(wanted))),  # a token may be wanted twice
+            captures,
+            captured_XTE,
+            adapters,
+            logits_OV,
+            np.empty(0, np.float32) if query_scales_T is None else query_scales_T.numpy(),
+        )
+        caches, num_slots = self.descriptors(kv, x_TE.dtype), len(slots_ST)
+        self.compute(x, caches, (plans[0], plans[-1]), rest, num_slots=num_slots, with_head=with_head)
+        if logits_OV is not None:
+            return torch.from_numpy(logits_OV), {}
+        stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
+        captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
+        return stream, captured
+
+    def arguments(
+        self,
+        angles: Sequence[Floats],
+        slots_ST: Ints,
+        wanted_O: Ints | None,
+        last_OE: Floats,
+        scratch: StepScratch,
+        captures: Sequence[int],
+        captured_XTE: Floats,
+        adapters: StepAdapters | None,
+        logits_OV: Floats | None,
+        query_scales_T: Floats,
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `decoder_layers` behind the plans. `angles` are cosines and sines [P, T, D]."""
+        config, L = self._config, len(self._records_LFW)
         capture_of_L = np.full(L, -1)
         for place, index in enumerate(captures):
             capture_of_L[index] = place
-        captured_XTE = np.empty((len(captures), T, E), np.float32)
-        rows = max(T, len(wanted))  # a token may be wanted twice
-        multiplications = sum(int(array[COST]) for array in arrays) * K * D * L // len(arrays)
-        head = self._head if with_head else None
-        head_W, logits_OV = np.empty(0, np.int64), np.empty((0, 0), np.float32)
-        if with_head:
-            assert head is not None
-            head_W, logits_OV = (
-                head.descriptor,
-                np.empty((T if wanted_O is None else len(wanted), head.outputs), np.float32),
-            )
-        work = T * (self._weight_bytes + (0 if head is None else head.nbytes)) + _ATTENTION_BYTES * multiplications
-        threads = num_threads() if work >= _MIN_SHARED_WORK else 1
-        phases = new_phases(PHASES_PER_LAYER * L + HEAD_PHASES)
-        arguments: tuple[Any, ...] = (
-            threads,
-            x,
-            self._records_LFW,
-            self._descriptors(kv, x_TE.dtype),
-            arrays[0],
-            arrays[-1],
+        return (
             config.norm_eps,
             config.attention_scale,
             config.attention_cap or 0.0,
@@ -342,31 +368,42 @@ class CompiledLayers:
             config.norm.startswith("layer_norm"),
             config.norm_placement.startswith("parallel"),
             _QK_NORMS.get(config.qk_norm, PER_HEAD),
-            *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
+            *angles,
             slots_ST,
-            wanted,
+            np.empty(0, np.int64) if wanted_O is None else wanted_O,
             wanted_O is not None,
             last_OE,
-            *self._scratch_of(rows, (H + 2 * K) * D, H * D, E),
+            *scratch.views,
             capture_of_L,
             captured_XTE,
             *_adapter_arrays(adapters, L),
-            head_W,
+            np.empty(0, np.int64) if logits_OV is None or self._head is None else self._head.descriptor,
             self._final_norm.ctypes.data,
             self._rounds_stream,
-            logits_OV,
-            self._mixture,
+            np.empty((0, 0), np.float32) if logits_OV is None else logits_OV,
+            scratch.mixture,
             self._mixture_factors,
-            np.empty(0, np.float32) if query_scales_T is None else query_scales_T.numpy(),
+            query_scales_T,
         )
-        run_tasks([partial(decoder_layers, phases, thread, *arguments) for thread in range(threads)])
-        if with_head:
-            return torch.from_numpy(logits_OV), {}
-        stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
-        captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
-        return stream, captured
 
-    def _descriptors(self, kv: Sequence[KvCache], dtype: torch.dtype) -> Ints:
+    def compute(
+        self, x_TE: Floats, kv_LX: Ints, plans: Sequence[Ints], rest: Sequence[Any], *, num_slots: int, with_head: bool
+    ) -> None:
+        """Compute a step in place, by as many threads as its work is worth. `kv_LX` are `descriptors`, `plans` those of
+        the first and last of `windows`, `rest` the `arguments`; with `num_slots` 2 windows have slots of their own."""
+        config, cost = self._config, (plans[0].item(COST) + plans[1].item(COST)) // 2
+        multiplications = cost * config.num_kv_heads * config.head_dim * len(kv_LX)
+        num_bytes = self._weight_bytes + (self._head.nbytes if with_head and self._head is not None else 0)
+        work = len(x_TE) * num_bytes + _ATTENTION_BYTES * multiplications
+        threads = num_threads() if work >= _MIN_SHARED_WORK else 1
+        if num_slots != self._num_slots:
+            self._num_slots = num_slots
+            self._records_LFW[:, OTHERS, SLOTS] = [num_slots > 1 and window is not None for window in config.windows]
+        self._phases.fill(0)
+        arguments = x_TE, self._records_LFW, kv_LX, *plans, *rest
+        run_tasks([partial(decoder_layers, self._phases, thread, threads, *arguments) for thread in range(threads)])
+
+    def descriptors(self, kv: Sequence[KvCache], dtype: torch.dtype) -> Ints:
         """Return the caches as the loop takes them, [L, X]. `dtype` is that of the model."""
         if self._caches is None or self._caches[0] is not kv:
             self._caches = kv, np.stack([kv_descriptor(cache, dtype) for cache in kv])
@@ -374,30 +411,35 @@ class CompiledLayers:
                 own[SINKS] = 0 if sinks_H is None else sinks_H.data_ptr()
         return self._caches[1]
 
-    def _scratch_of(self, rows: int, qkv: int, attention: int, hidden: int) -> list[Any]:
+    def scratch_of(self, rows: int) -> StepScratch:
         """Return scratch memory for a step: float32 [rows, numbers of a row] each, and the bytes of prepared rows.
 
-        It is kept, because fresh memory is slow to write to.
+        It is kept, because fresh memory is slow to write to. All steps share it.
         """
-        if self._scratch[0] != rows:
-            size = int(self._records_LFW[:, DOWN, 2].max())  # inputs of the last matrix: the MLP's intermediate size
-            prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
-            inputs, products = self._mixture_bytes(rows, hidden)
-            shapes = [(rows, numbers) for numbers in (qkv, attention, hidden, hidden, 2 * size, size)]
-            views: list[Any] = []
-            for place, shape in enumerate([*shapes, (1, prepared), (1, inputs // 4), (1, products // 4)]):
-                numbers = shape[0] * shape[1]
-                if self._memory[place].size < numbers:
-                    self._memory[place] = np.empty(numbers, np.float32)
-                views.append(self._memory[place][:numbers].reshape(shape))
-            *views, inputs_memory, products_memory = views
-            views[-1] = views[-1].reshape(-1).view(np.uint8)
-            if self._mixture.size:
-                self._mixture[OWN_MEMORY] = inputs
-                self._mixture[INPUTS_MEMORY] = inputs_memory.ctypes.data
-                self._mixture[PRODUCTS_MEMORY] = products_memory.ctypes.data
-            self._scratch = rows, views
-        return self._scratch[1]
+        if rows in self._scratch:
+            return self._scratch[rows]
+        config, hidden = self._config, self._config.hidden_size
+        qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        size = int(self._records_LFW[:, DOWN, 2].max())  # inputs of the last matrix: the MLP's intermediate size
+        prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
+        inputs, products = self._mixture_bytes(rows, hidden)
+        numbers = qkv, config.num_heads * config.head_dim, hidden, hidden, 2 * size, size
+        shapes = [*((rows, number) for number in numbers), (1, prepared), (1, inputs // 4), (1, products // 4)]
+        is_larger = any(shape[0] * shape[1] > memory.size for shape, memory in zip(shapes, self._memory, strict=True))
+        if is_larger or len(self._scratch) == _MOST_SCRATCH:
+            self._scratch.clear()  # views keep the memory that they are of
+        views: list[Any] = []
+        for place, (length, number) in enumerate(shapes):
+            if self._memory[place].size < length * number:
+                self._memory[place] = np.empty(length * number, np.float32)
+            views.append(self._memory[place][: length * number].reshape(length, number))
+        *views, inputs_memory, products_memory = views
+        views[-1] = views[-1].reshape(-1).view(np.uint8)
+        mixture = self._mixture.copy()
+        if mixture.size:
+            mixture[OWN_MEMORY] = inputs
+            mixture[INPUTS_MEMORY], mixture[PRODUCTS_MEMORY] = inputs_memory.ctypes.data, products_memory.ctypes.data
+        return self._scratch.setdefault(rows, StepScratch(views, mixture))
 
     def _mixture_bytes(self, rows: int, hidden: int) -> tuple[int, int]:
         """Return the bytes of memory that a step's mixtures need, before and after their first products."""
@@ -450,7 +492,7 @@ def _stored_weights(norm: Norm) -> torch.Tensor:
     return torch.cat((norm.weight_E, bias_E))
 
 
-def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
+def side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
     """Return cosines or sines of each rope, [P, T, D]."""
     if len(parts_T1D) == 1:
         return parts_T1D[0].float().numpy().reshape(1, T, D)

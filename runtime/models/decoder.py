@@ -80,10 +80,10 @@ class Decoder:
         self.device = parameters.norm.weight_E.device
         ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
         is_endless = config.streaming is not None
-        self._ropes = [
+        self.ropes = [
             Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype, is_endless=is_endless) for rope in ropes
         ]
-        self.rope = self._ropes[0]
+        self.rope = self.ropes[0]
         self.num_parameters = num_parameters(config)
         self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
         if ops is None:
@@ -114,7 +114,7 @@ class Decoder:
             self.head = with_fixed_product(self.head, num_rows)
         # Rounded to the weights' type first, as the reference implementations do.
         scale = config.embedding_scale
-        self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
+        self.embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._scale_residual = config.residual_scale
         self._is_parallel = config.norm_placement.startswith("parallel")
         order_D = rotary_order(config) if reorders_outputs(config) else None
@@ -204,14 +204,14 @@ class Decoder:
         return self.finish(stream, inputs.wanted_O, captures, captured)
 
     @property
-    def has_compiled_head(self) -> bool:
-        """True if one compiled call may compute layers and logits."""
-        return self._compiled is not None and self._compiled.has_head
+    def compiled_head(self) -> CompiledLayers | None:
+        """The layers and the head, if one compiled call may compute both."""
+        return self._compiled if self._compiled is not None and self._compiled.vocab_size else None
 
     def logits_of_step(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Return `logits` of `hidden`, computed by one compiled call if possible."""
-        compiled = self._compiled
-        if compiled is None or not compiled.has_head or not compiled.supports(inputs.attention, kv):
+        compiled = self.compiled_head
+        if compiled is None or not compiled.supports(inputs.attention, kv):
             return self.logits(self.hidden(inputs, kv))
         products_OV, _ = compiled.forward(
             self.embed(inputs.ids_T, inputs.positions_T),
@@ -223,28 +223,28 @@ class Decoder:
             (),
             inputs.wanted_O,
             inputs.adapters,
-            self._query_scales(inputs.positions_T),
+            self.query_scales(inputs.positions_T),
             with_head=True,
         )
-        return self._finish_logits(products_OV)
+        return self.finish_logits(products_OV)
 
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Return `Rope.angles` of each of the model's ropes."""
-        return tuple(rope.angles(positions, lengths) for rope in self._ropes)
+        return tuple(rope.angles(positions, lengths) for rope in self.ropes)
 
     @property
     def streaming_rope(self) -> Rope:
         """The rope of the layers that attend to sinks and a rolling window."""
         assert self.config.streaming is not None
         place = self.config.windows.index(self.config.streaming.window)
-        return self._ropes[self.config.uses_second_rope(place)]
+        return self.ropes[self.config.uses_second_rope(place)]
 
     def embed(self, ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""
         parameters, rows = self.parameters, self.parameters.rows
         x_TE = parameters.embed(ids_T) if rows is None else rows.embed(ids_T, parameters.dense_embedding())
-        if self._embedding_scale is not None:
-            x_TE = x_TE * self._embedding_scale
+        if self.embedding_scale is not None:
+            x_TE = x_TE * self.embedding_scale
         if parameters.positions_PE is not None and self.config.learned_positions is not None:
             x_TE = x_TE + parameters.positions_PE[positions_T + self.config.learned_positions]
         return x_TE
@@ -277,7 +277,7 @@ class Decoder:
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
                 adapters,
-                self._query_scales(inputs.positions_T),
+                self.query_scales(inputs.positions_T),
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
@@ -295,7 +295,7 @@ class Decoder:
         window_args = rope_args
         if inputs.window_slots_T is not None:
             window_args = [args._replace(slots_T=inputs.window_slots_T) for args in rope_args]
-        query_scales_T = self._query_scales(inputs.positions_T)
+        query_scales_T = self.query_scales(inputs.positions_T)
         own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
@@ -376,9 +376,9 @@ class Decoder:
             hidden_OE = (
                 hidden_OE.float()
             )  # or the product would be rounded to the hidden states' dtype, and widened here
-        return self._finish_logits(self.head(hidden_OE).float())
+        return self.finish_logits(self.head(hidden_OE).float())
 
-    def _finish_logits(self, logits_OV: torch.Tensor) -> torch.Tensor:
+    def finish_logits(self, logits_OV: torch.Tensor) -> torch.Tensor:
         """Scale and cap the head's products."""
         if self.config.logit_scale is not None:
             logits_OV = logits_OV * self.config.logit_scale
@@ -402,7 +402,7 @@ class Decoder:
         self.states.keep_drafts(projected_TJ, step)
         return layer.recurrent(projected_TJ, self.states.layers[place], step, self.ops)
 
-    def _query_scales(self, positions_T: torch.Tensor) -> torch.Tensor | None:
+    def query_scales(self, positions_T: torch.Tensor) -> torch.Tensor | None:
         """Return the factors of queries in layers without positions, if there are any."""
         scales = self.config.query_scales
         if scales is None:

@@ -116,10 +116,11 @@ class RankProcesses:
 
     def check(self, seconds: float = 0.0) -> None:
         """Raise when a rank is gone, or goes within `seconds`."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._failure is not None, seconds)
-            if self._failure is not None:
-                raise self._failure
+        if seconds:
+            with self._condition:
+                self._condition.wait_for(lambda: self._failure is not None, seconds)
+        if self._failure is not None:
+            raise self._failure
 
     def quit(self) -> None:
         """Ask all ranks to end quietly; wait at most a moment for other nodes."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ...radix.cache import PrefixCache
 from .batch import Batch, ScheduledRequest
 from .memory_forecast import MemoryGrowth, OutputLengthEstimator, peak_pages
@@ -56,6 +58,8 @@ class WaitingQueue:
 
     def front(self, context: QueueContext) -> list[Request]:
         """Requests that may start now, in order."""
+        if len(self._by_place) == 1:
+            return self._by_place[:]
         arranged = self._policy.arrange(self._by_place[:MAX_ARRANGED], context)
         if self._num_overtaken < MAX_PASSES:
             return arranged
@@ -99,21 +103,26 @@ def find_awaited_prefix(
 
     Waiting costs a few steps. It pays only for a page's worth of tokens, or half of what the request has to compute.
     """
-    best: AwaitedPrefix | None = None
+    best: Request | None = None
+    num_tokens, limit = num_matched, request.reuse_limit  # the longest so far
     for other in running:
-        if other.message.namespace != request.message.namespace or other.num_uncomputed <= 1:
+        if other.num_uncomputed <= 1 or other.message.namespace != request.message.namespace:
             continue
-        shared = min(shared_prefix_length(request.tokens, other.tokens), request.reuse_limit)
-        if shared > max(other.num_computed, num_matched, best.num_tokens if best else 0):
-            best = AwaitedPrefix(other, shared)
+        # The first token of which more is needed tells most requests apart.
+        least = max(other.num_computed, num_tokens)
+        if least >= min(limit, len(other.tokens)) or other.tokens[least] != request.tokens[least]:
+            continue
+        shared = min(shared_prefix_length(request.tokens, other.tokens), limit)
+        if shared > least:
+            best, num_tokens = other, shared
     if best is None:
         return None
-    gain = best.num_tokens - num_matched
-    return best if gain >= page_size or 2 * gain >= len(request.tokens) - num_matched else None
+    gain = num_tokens - num_matched
+    worth_it = gain >= page_size or 2 * gain >= len(request.tokens) - num_matched
+    return AwaitedPrefix(best, num_tokens) if worth_it else None
 
 
-@dataclass(frozen=True)
-class AdmissionResult:
+class AdmissionResult(msgspec.Struct, frozen=True):
     """Outcome of one round of admission.
 
     `scheduled` requests run from now on. `fully_cached` ones want no tokens and are complete; `awaiting_grammar` ones

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isnan
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,11 +18,8 @@ from .request import Request
 BULK_TOKENS = 32  # tokens per message to the client of an `in_bulk` request
 
 
-class AppliedResult(NamedTuple):
-    """The client's message, if there is one, and the error that ends the request after it, if there is one."""
-
-    answer: Tokens | None
-    error: RequestError | ModelError | None = None
+# The client's message, if there is one, and the error that ends the request after it, if there is one.
+AppliedResult = tuple[Tokens | None, RequestError | ModelError | None]
 
 
 def apply_result(
@@ -35,42 +31,47 @@ def apply_result(
 ) -> AppliedResult:
     """Apply the result of a computed row, token by token, as if each had come alone.
 
-    `follow` lets the grammar follow each, and appends the tokens that it forces. It is called with the token, None for
-    an end of sequence; with True if the output goes on; and with True if the token is the result's last. Tokens after
-    the output's end are dropped, and those after a token for which `follow` returns False: they are sampled again.
+    `follow` lets the grammar, if any, follow each, and appends the tokens that it forces. It is called with the token,
+    None for an end of sequence; with True if the output goes on; and with True if the token is the result's last.
+    Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
+    sampled again.
     """
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     if result.scores:
         request.take_scores(result.scores)
         if any(isnan(score.logprob) for score in result.scores):
-            return AppliedResult(None, ModelError("the model's logits of the prompt or of forced text are not finite"))
+            return None, ModelError("the model's logits of the prompt or of forced text are not finite")
     if request.pooling is not None and row.pool_from is not None:
         assert result.pooled is not None
         if not np.isfinite(np.frombuffer(result.pooled, "<f4")).all():
-            return AppliedResult(None, ModelError("the model's hidden states of the prompt are not finite"))
+            return None, ModelError("the model's hidden states of the prompt are not finite")
         request.pooling.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return AppliedResult(None if request.num_uncomputed or request.is_held else prompt_answer(request))
+        return (None if request.num_uncomputed or request.is_held else prompt_answer(request)), None
     num_known = len(request.tokens)
     request.num_passes += 1
     if row.parents is not None:
         request.record_accepted(len(result.tokens) - 1, len(row.parents))
     finish: Finish | None = None
     error: RequestError | ModelError | None = None
-    position = len(request.tokens)  # of the result's next token
-    num_done = request.num_output  # tokens up to the last sampled one
+    position = num_known  # of the result's next token
+    num_done = num_known - request.num_prompt  # tokens up to the last sampled one
+    last = len(result.tokens) - 1
     for index, token in enumerate(result.tokens):
         if position < len(request.tokens):
             if request.tokens[position] != token:
                 break  # the text has been forced meanwhile, with other ids
-            _keep_logprob(request, result, index, forced=True)
+            if request.message.logprobs is not None:
+                _keep_logprob(request, result, index, forced=True)
         else:
             try:
                 finish = _append_token(request, token, vocabulary)
-                _keep_logprob(request, result, index, forced=False)  # `follow` asks which known tokens lack theirs
-                is_last = index + 1 == len(result.tokens)
-                is_followed = follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
+                if request.message.logprobs is not None:  # before `follow`, which asks which known tokens lack theirs
+                    _keep_logprob(request, result, index, forced=False)
+                is_followed = request.matcher is None or follow(
+                    request, None if token in vocabulary.eos_ids else token, finish is None, index == last
+                )
             except RequestError as failure:
                 error = failure
                 break
@@ -79,17 +80,17 @@ def apply_result(
                 break
         position += 1
         # The KV of accepted tokens is computed; that of the last sampled token is not.
-        request.num_computed += index < len(result.tokens) - 1
+        request.num_computed += index < last
         if finish is not None:
             break
     else:
         if not result.is_finite:
             error = _not_finite(request)
-    if row.parents is None:  # each token after the first took a decode step of its own
+    if row.parents is None and last > 0:  # each token after the first took a decode step of its own
         request.num_passes += max(0, position - num_known - 1)
-    if (scored := request.next_scored) is not None:
+    if request.message.logprobs is not None and (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
-    return AppliedResult(_sampled_answer(request, num_done, finish), error)
+    return _sampled_answer(request, num_done, finish), error
 
 
 def _not_finite(request: Request) -> ModelError:
@@ -104,14 +105,15 @@ def _not_finite(request: Request) -> ModelError:
 def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> Finish | None:
     """Append an output token; return the finish if it is the last one."""
     assert 0 <= token < vocabulary.vocab_size
-    finish = request.stops.feed(token, request.num_output)
+    num_known = len(request.tokens)
+    finish = request.stops.feed(token, num_known - request.num_prompt)
     request.tokens.append(token)
-    return Finish("length") if finish is None and not request.wants_tokens else finish
+    return Finish("length") if finish is None and num_known + 1 >= request.end else finish
 
 
 def _keep_logprob(request: Request, result: RowResult, index: int, *, forced: bool) -> None:
-    if (wanted := request.message.logprobs) is None:
-        return
+    wanted = request.message.logprobs
+    assert wanted is not None
     assert len(result.logprobs) == len(result.tokens)
     value = result.logprobs[index]
     if (details := value.details) is not None:

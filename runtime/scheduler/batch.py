@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from ...radix.cache import PrefixCache
+from ...radix.lease import Lease
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
-from .plan import ForwardPlan, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
+from .plan import ForwardPlan, PageCopy, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
 from .request import Request
 
@@ -73,7 +74,7 @@ class PrefillBudget:
         self._num_left_for_long = min(self._num_left_for_long, self.num_left)
 
 
-class ScheduledRequest(NamedTuple):
+class ScheduledRequest(msgspec.Struct, frozen=True):
     """A request's share of a step: its next `num_tokens` tokens, and the draft to verify after them."""
 
     request: Request
@@ -89,16 +90,16 @@ class ScheduledRequest(NamedTuple):
     def samples(self) -> bool:
         """True if the next token is sampled from this share."""
         request = self.request
-        return self.num_tokens == request.num_unplanned and request.wants_tokens and not request.is_held
+        return request.wants_tokens and not request.is_held and self.num_tokens == request.num_unplanned
 
 
-@dataclass(frozen=True)
-class RunningShares:
+class RunningShares(msgspec.Struct, frozen=True):
     """Shares of the running requests in a step, the requests retracted for them, and the tokens left for new ones."""
 
     scheduled: list[ScheduledRequest]
     retracted: list[Request]
     num_left: int
+    has_chunks: bool  # of prompts, which may have more tokens than these
 
 
 class DecodesPerStep:
@@ -120,7 +121,7 @@ class DecodesPerStep:
 
     def observe(self, plan: ForwardPlan, seconds: float) -> None:
         """Record the time of the plan's decode steps; of other plans, do nothing."""
-        if all(len(row.tokens) == 1 for row in plan.rows):
+        if plan.num_tokens == len(plan.rows):
             self._seconds, self._num_rows = seconds / plan.num_decodes, len(plan.rows)
 
 
@@ -160,7 +161,8 @@ class Batch:
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
-        return ScheduledRequest(request, min(self._room(request, num_available=0), max_tokens, request.num_unplanned))
+        num_tokens = min(self._room(lease, request.next_position), max_tokens, request.num_unplanned)
+        return ScheduledRequest(request, num_tokens)
 
     def schedule_running(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
         """Split `budget` tokens: one for each decoding request, the rest for prompts, the most senior first.
@@ -168,7 +170,9 @@ class Batch:
         `contended` is true when waiting requests could use what long prompts leave. Returns None if a request would
         have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
         """
-        retracted = [request for request in self._requests if self._has_lost_memory(request)]
+        retracted: list[Request] = []
+        if self._cache.states is not None or self._cache.windows is not None:
+            retracted = [request for request in self._requests if self._has_lost_memory(request)]
         if retracted and not may_retract:
             return None
         for request in retracted:
@@ -178,22 +182,26 @@ class Batch:
         num_decoding = num_unplanned_R.count(1)
         contended = contended or len(self._requests) - num_decoding > 1
         chunks = PrefillBudget(budget - num_decoding, contended=contended)
+        has_chunks = False
         scheduled: list[ScheduledRequest] = []
         for request, num_unplanned in zip(list(self._requests), num_unplanned_R, strict=True):
-            if request.lease is None:
+            lease = request.lease
+            if lease is None:
                 continue  # retracted for a more senior request
-            if num_unplanned == 1:
-                granted = self._make_room(request, 1, retracted if may_retract else None)
-            elif wanted := chunks.offer(num_unplanned):
-                granted = self._make_room(request, wanted, retracted if may_retract else None)
-                chunks.take(num_unplanned, granted or 0)
-            else:
+            wanted = 1 if num_unplanned == 1 else chunks.offer(num_unplanned)
+            if not wanted:
                 continue
+            granted: int | None = wanted
+            if self._room(lease, request.next_position) < wanted:
+                granted = self._make_room(request, lease, wanted, retracted if may_retract else None)
+            if num_unplanned > 1:
+                chunks.take(num_unplanned, granted or 0)
+                has_chunks = True
             if granted is None:
                 return None
             if granted:
                 scheduled.append(ScheduledRequest(request, granted))
-        return RunningShares(scheduled, retracted, chunks.num_left)
+        return RunningShares(scheduled, retracted, chunks.num_left, has_chunks)
 
     def extend_prefills(self, scheduled: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
         """Give the `num_tokens` tokens that no other request can use to the scheduled prompts, the
@@ -203,21 +211,24 @@ class Batch:
             request = item.request
             more = min(num_tokens, request.num_unplanned - item.num_tokens)
             if more > 0:  # a decode row never lacks any, so its room need not be found
-                more = min(more, self._room(request, self._cache.num_available) - item.num_tokens)
+                more = min(more, self.num_free_slots(item))
             if more > 0:
                 self._extend(request, item.num_tokens + more)
-                item = item._replace(num_tokens=item.num_tokens + more)
+                item = msgspec.structs.replace(item, num_tokens=item.num_tokens + more)
                 num_tokens -= more
             extended.append(item)
         return extended
 
     def num_free_slots(self, item: ScheduledRequest) -> int:
         """Number of slots that the share could have for draft tokens without retracting a request."""
-        return self._room(item.request, self._cache.num_available) - item.num_tokens
+        lease = item.request.lease
+        assert lease is not None
+        num_available = self._cache.num_available * self._cache.page_size
+        return self._room(lease, item.request.next_position) + num_available - item.num_tokens
 
     def add_draft(self, item: ScheduledRequest, draft: PreparedDraft) -> ScheduledRequest:
         self._extend(item.request, item.num_tokens + len(draft.tree))
-        return item._replace(draft=draft)
+        return msgspec.structs.replace(item, draft=draft)
 
     def add_decodes(self, scheduled: list[ScheduledRequest], most: int) -> list[ScheduledRequest]:
         """Let rows that all decode do so up to `most` times in this step, as far as each can without retracting one."""
@@ -230,7 +241,7 @@ class Batch:
             if self.num_free_slots(item) < num_decodes - 1:
                 return scheduled
             self._extend(item.request, num_decodes)
-        return [item._replace(num_decodes=num_decodes) for item in scheduled]
+        return [msgspec.structs.replace(item, num_decodes=num_decodes) for item in scheduled]
 
     def take_copies(self) -> list[PageCopy]:
         """Return the copies of pages for the next plan."""
@@ -248,23 +259,15 @@ class Batch:
         changes = [] if self._cache.states is None else self._cache.states.take_changes()
         return [StateCopy(*change) if isinstance(change, SlotCopy) else StateAdvance(*change) for change in changes]
 
-    def note_accepted(self, request: Request, row: Row) -> None:
-        """Let the request's recurrent state follow the draft tokens of the row that were accepted."""
-        assert request.lease is not None
-        if request.lease.states is not None:
-            request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
-
-    def slide(self, request: Request) -> None:
+    def slide(self, request: Request, windows: WindowPages) -> None:
         """Let go of the window pages behind the request's window."""
-        if self._cache.windows is not None:
-            assert request.lease is not None
-            forks = request.num_prompt - 1, *request.fork_positions  # a prompt's last token is always computed
-            self._cache.windows.slide(request.lease, request.num_computed, forks)
-
-    def window_table(self, request: Request, num_pages: int) -> list[int]:
-        """Return the window pages of the request's first pages; none if the model has no window pages."""
         assert request.lease is not None
-        return [] if self._cache.windows is None else self._cache.windows.table(request.lease, num_pages)
+        forks = request.num_prompt - 1, *request.fork_positions  # a prompt's last token is always computed
+        windows.slide(request.lease, request.num_computed, forks)
+
+    def window_table(self, lease: Lease, num_pages: int) -> list[int]:
+        """Return the window pages of the lease's first pages; none if the model has no window pages."""
+        return [] if self._cache.windows is None else self._cache.windows.table(lease, num_pages)
 
     def row_state(self, item: ScheduledRequest) -> RowState | None:
         """Return the row's slot of recurrent states, and the states that are kept on its way: near the prompt's end,
@@ -309,7 +312,9 @@ class Batch:
         request.num_computed = request.num_in_flight = 0
         request.token_in_flight = False
 
-    def _make_room(self, request: Request, num_tokens: int, retracted: list[Request] | None) -> int | None:
+    def _make_room(
+        self, request: Request, lease: Lease, num_tokens: int, retracted: list[Request] | None
+    ) -> int | None:
         """Make room for up to `num_tokens` tokens, at least one for the most senior request. Returns the number
         granted, or None if a request would have to be retracted and `retracted` is None.
 
@@ -317,9 +322,8 @@ class Batch:
         request itself keeps its pages and pauses: recomputing them would be waste as long as no senior request needs
         them.
         """
-        if self._room(request, num_available=0) >= num_tokens:
-            return num_tokens
-        while (room := self._room(request, self._cache.num_available)) <= 0:
+        page_size, held = self._cache.page_size, self._room(lease, request.next_position)
+        while (room := held + self._cache.num_available * page_size) <= 0:
             victim = self._requests[-1]
             if victim is request and request is not self._requests[0]:
                 return 0
@@ -365,6 +369,6 @@ class Batch:
         self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)
 
-    def _room(self, request: Request, num_available: int) -> int:
-        assert request.lease is not None
-        return (len(request.lease.pages) + num_available) * self._cache.page_size - request.next_position
+    def _room(self, lease: Lease, position: int) -> int:
+        """Return the number of slots that the lease has from `position` on."""
+        return len(lease.pages) * self._cache.page_size - position

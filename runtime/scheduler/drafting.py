@@ -34,6 +34,7 @@ class Drafting:
     def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
         """With `at_once`, tokens are dropped from drafts for which a grammar would have to compute new states."""
         self._source = config.speculative or "off"
+        self.is_on = self._source != "off"  # there is a draft source, open or not
         self._in_engine = self._source in SOURCES_ON_DEVICE  # which draft for the next step
         self._steps = config.speculative_num_steps
         self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
@@ -61,11 +62,6 @@ class Drafting:
         self._last_closed = -FEATURE_WINDOW  # last step, by `_num_steps`, without the source
         self.closed = self._source == "off"  # no drafts, and the source does not follow
         self.counts = SpeculationCounters()
-
-    @property
-    def is_on(self) -> bool:
-        """True if there is a draft source, open or not."""
-        return self._source != "off"
 
     def can_plan_ahead(self, batch: Batch) -> bool:
         """True if a step can be planned while one without drafts is in flight: it verifies none."""

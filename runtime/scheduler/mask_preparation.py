@@ -86,6 +86,9 @@ class MaskPreparation:
     def settle(self) -> Iterator[tuple[Request, RequestError | None]]:
         """Yield the requests whose masks are ready, or that cannot go on. Waits a little for those begun last."""
         now = time.monotonic()
+        if not self:
+            self._last_wait = now
+            return
         end = now + min(MAX_WAIT, (now - self._last_wait) / WAIT_DIVISOR)
         while True:
             yield from self._walk()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
-from itertools import accumulate, groupby
 from typing import NamedTuple
 
 
@@ -29,13 +28,13 @@ def peak_pages(growths: Iterable[MemoryGrowth], page_size: int) -> int:
     growths = list(growths)
     running = len(growths)
     # One page more for each: the last page is seldom full, and lengths are estimates.
-    needed = sum(growth.num_wanted for growth in growths) + running * page_size
-    worst = 0
-    for num_steps, ending in groupby(growths, key=lambda growth: growth.num_steps):
-        worst = max(worst, needed + running * num_steps)
-        for growth in ending:
-            needed -= growth.num_wanted + page_size + growth.num_freed
-            running -= 1
+    needed = sum([growth.num_wanted for growth in growths]) + running * page_size
+    worst, last_end = 0, -1
+    for num_steps, num_wanted, num_freed in growths:
+        if num_steps > last_end:  # those that end together are all there until then
+            worst, last_end = max(worst, needed + running * num_steps), num_steps
+        needed -= num_wanted + page_size + num_freed
+        running -= 1
     return -(-worst // page_size)
 
 
@@ -50,7 +49,6 @@ class OutputLengthEstimator:
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
-        self._sums: list[int] = [0]  # prefix sums of `_sorted`
         self._safety_factor = 1.0
 
     def record(self, num_tokens: int) -> None:
@@ -60,7 +58,6 @@ class OutputLengthEstimator:
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
         self._recent.append(num_tokens)
         insort(self._sorted, num_tokens)
-        self._sums = [0, *accumulate(self._sorted)]
         self._safety_factor = max(1.0, self._safety_factor * 0.95)
 
     def record_retraction(self) -> None:

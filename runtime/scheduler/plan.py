@@ -175,7 +175,7 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return sum([len(row.tokens) for row in self.rows])
 
     @property
     def is_open(self) -> bool:

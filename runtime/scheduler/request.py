@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from msgspec.structs import replace
@@ -70,10 +69,11 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     return min(num_prompt + params.max_new_tokens, context_length, num_slots)
 
 
-def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
+def _check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
 
 
 RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted", "transfer"]
@@ -122,7 +122,7 @@ class RequestClock:
             self._phase, self._since = phase, now
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # with slots, because each step reads and writes dozens of fields
 class Request:
     """State of a request. It runs while it has a lease.
 
@@ -176,12 +176,15 @@ class Request:
     counted: bool = False  # the counters include its prompt
     session: str | None = None  # of a request without a program: named by the client, or recognised once it has started
     session_state: int | None = None  # of a session that the client named, once the request has started
+    rid: str = field(init=False)
+    num_prompt: int = field(init=False)
+    sample: Sample = field(init=False)  # of every token, without its draw and the penalties
 
-    @cached_property
-    def sample(self) -> Sample:
-        """The sampling of every token of the request, without its draw and the penalties."""
+    def __post_init__(self) -> None:
+        self.rid = self.message.rid
+        self.num_prompt = len(self.message.tokens)
         params, logprobs = self.message.sampling, self.message.logprobs
-        return Sample(
+        self.sample = Sample(
             **{name: getattr(params, name) for name in DrawParams.__struct_fields__},
             draw=0,
             logit_bias=params.logit_bias,
@@ -191,18 +194,10 @@ class Request:
         )
 
     @property
-    def rid(self) -> str:
-        return self.message.rid
-
-    @property
     def program_id(self) -> str | None:
         """Id of the request's program, or of the session recognised; frontends number theirs independently."""
         program = self.message.program
         return self.session if program is None else program_id(self.owner, program)
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.message.tokens)
 
     @property
     def num_output(self) -> int:
@@ -241,7 +236,9 @@ class Request:
         With a plan in flight, scores and sums are known only when its result is there, and an output may end before its
         limit.
         """
-        if self.num_in_flight and (self.pooling is not None or self.next_scored is not None):
+        if not self.num_in_flight:
+            return self.num_uncomputed
+        if self.pooling is not None or self.next_scored is not None:
             return 0
         if self.token_in_flight:
             return int(len(self.tokens) + 1 < self.end)

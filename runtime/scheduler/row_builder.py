@@ -14,28 +14,29 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
     """Build the row that computes `item`. `want` is the draft for the request's next step, `batch` knows its memory.
     Raises RequestError when the grammar is at a dead end."""
     request = item.request
-    assert request.lease is not None
+    lease = request.lease
+    assert lease is not None
     first = request.next_position
     end = first + item.num_tokens
     draft = item.draft
     num_pages = -(-(first + item.num_slots) // page_size)
-    sampling = build_sampling(request, vocab_size) if item.samples else None
+    samples = item.samples
     return Row(
         rid=request.rid,
-        tokens=request.tokens[first:end] + ([] if draft is None else draft.tree.tokens),
+        tokens=request.tokens[first:end] if draft is None else request.tokens[first:end] + draft.tree.tokens,
         first_position=first,
-        pages=request.lease.pages[:num_pages],
-        window_pages=batch.window_table(request, num_pages),
-        sample=None if sampling is None else sampling.sample,
-        mask=None if sampling is None else sampling.mask,
-        score=_score(request, first, end),
+        pages=lease.pages[:num_pages],
+        window_pages=batch.window_table(lease, num_pages),
+        sample=_sample(request) if samples else None,
+        mask=request_mask(request, vocab_size) if samples else None,
+        score=None if request.message.logprobs is None else _score(request, first, end),
         pool_from=None if request.pooling is None else request.pooling.first_pooled(first, end),
         parents=None if draft is None else draft.tree.parents,
         nodes=[] if draft is None else draft.nodes,
         draft=want,
-        state=batch.row_state(item),
+        state=None if lease.states is None else batch.row_state(item),
         adapter=request.message.adapter_number,
-        draws=_further_draws(item),
+        draws=[] if item.num_decodes == 1 else _further_draws(item),
     )
 
 
@@ -48,7 +49,7 @@ def build_following_row(request: Request, follows: int, page_size: int, batch: B
         tokens=[PENDING],
         first_position=first,
         pages=request.lease.pages[: first // page_size + 1],
-        window_pages=batch.window_table(request, first // page_size + 1),
+        window_pages=batch.window_table(request.lease, first // page_size + 1),
         follows=follows,
         adapter=request.message.adapter_number,
     )

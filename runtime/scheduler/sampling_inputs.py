@@ -8,6 +8,7 @@ mixed first, so that neighbouring seeds give unrelated streams instead of shifte
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,13 @@ def splitmix64(seed: int, n: int) -> int:
 
 def random_bits(seed: int, position: int) -> int:
     """Random bits of the token at `position`: 64 bits, as a signed number."""
-    word = splitmix64(splitmix64(seed, 0), position)
+    word = splitmix64(_mixed(seed), position)
     return word - (1 << 64) if word >> 63 else word
+
+
+@lru_cache(4096)  # the seeds of the running requests come again in each step
+def _mixed(seed: int) -> int:
+    return splitmix64(seed, 0)
 
 
 def token_mask(
@@ -81,7 +87,10 @@ def request_mask(request: Request, vocab_size: int) -> bytes | None:
     """Mask of the next token, cached with the request. Raises what `token_mask` raises."""
     num_tokens = len(request.tokens)
     if request.mask is None or request.mask[0] != num_tokens:
-        suppressed = request.stops.suppressed(request.num_output)
+        suppressed = request.stops.suppressed(num_tokens - request.num_prompt)
+        if request.matcher is None and request.rules is None and not suppressed:
+            request.mask = None
+            return None
         mask = token_mask(request.matcher, suppressed, vocab_size, request.rules, request.recent_output)
         request.mask = num_tokens, mask
     return request.mask[1]

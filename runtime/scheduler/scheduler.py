@@ -196,9 +196,9 @@ class Scheduler:
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
         for request in admitted.awaiting_grammar:
             self._park(request, now)
-        running = self._batch.extend_prefills(
-            self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
-        )
+        running = self._drafting.add_drafts(running_shares.scheduled, self._batch)
+        if running_shares.has_chunks:
+            running = self._batch.extend_prefills(running, admitted.num_left)
         if not (admitted.scheduled or self._waiting or self.pending_grammars or self._drafting.is_on):
             running = self._batch.add_decodes(running, self._decodes.most(len(running)))
         rows, requests = self._build(running + admitted.scheduled)
@@ -206,7 +206,7 @@ class Scheduler:
             if self._preparation and not self._in_flight:
                 self._preparation.wait_for_any()
             return None
-        self._counters.num_steps += (num_decodes := max(item.num_decodes for item in running + admitted.scheduled))
+        self._counters.num_steps += (num_decodes := running[0].num_decodes if running else 1)
         plan = ForwardPlan(
             step=self._counters.num_steps,
             copies=self._batch.take_copies(),
@@ -233,7 +233,8 @@ class Scheduler:
         answers = self.answers()
         self._cache.forecast.now = now
         for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
-            assert request.lease is not None
+            lease = request.lease
+            assert lease is not None
             if request.leaving:
                 # Its known tokens are computed. A token that it only followed is not part of its output.
                 if row is not None and row.follows is None:
@@ -245,24 +246,24 @@ class Scheduler:
             num_computed = request.num_computed
             request.num_in_flight -= row.num_committed
             request.token_in_flight &= row.sample is None
-            advanced = apply_result(request, row, row_result, self._vocabulary, self._follow)
-            self._batch.note_accepted(request, row)
+            answer, error = apply_result(request, row, row_result, self._vocabulary, self._follow)
+            if lease.states is not None:
+                lease.states.advance(request.num_computed - row.first_position - row.num_committed)
             if plan.followed:
                 self._drafting.observe(request, row, row_result)
-            answer = advanced.answer
             if answer is not None:
                 request.clock.answer(now)
                 if answer.finish is not None:
                     answer = replace(answer, timings=request.clock.timings(now))
                 self._counters.num_output_tokens += len(answer.ids)
                 answers.append(answer)
-            if advanced.error is not None:
-                request.poisoned = isinstance(advanced.error, ModelError)
+            if error is not None:
+                request.poisoned = isinstance(error, ModelError)
                 self._end(request)
-                answers.append(RequestFailed(request.rid, ErrorInfo.of(advanced.error)))
+                answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
             elif answer is not None and answer.finish is not None:
                 self._output_lengths.record(request.num_output)
-                self._cache.commit(request.lease, request.tokens[: request.num_computed])
+                self._cache.commit(lease, request.tokens[: request.num_computed])
                 self._programs.update_soft_pins(request)
                 self._end(request)
             elif request.awaits_grammar and not request.num_uncomputed:
@@ -270,7 +271,8 @@ class Scheduler:
                 self._park(request, now)
             else:
                 self._publish(request, row, num_computed)
-                self._batch.slide(request)
+                if self._cache.windows is not None:
+                    self._batch.slide(request, self._cache.windows)
                 if request.is_held and not (request.num_uncomputed or request.num_in_flight):
                     request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
@@ -442,8 +444,7 @@ class Scheduler:
     def _follow(self, request: Request, token: int | None, goes_on: bool, is_last: bool) -> bool:
         """Let a request's grammar follow a token of its output, and append what it forces. Returns False if that takes
         too long for the tokens after it to be taken. Raises RequestError when the grammar is too complex to follow."""
-        if request.matcher is None:
-            return True
+        assert request.matcher is not None
         if self._preparation is not None:
             if goes_on and not is_last:
                 assert token is not None
@@ -493,5 +494,5 @@ class Scheduler:
         request, page_size = item.request, self._cache.page_size
         if request.token_in_flight:
             return build_following_row(request, self._in_flight[-1].row_index(request), page_size, self._batch)
-        want = self._drafting.draft_spec(item) if item.samples else None
+        want = self._drafting.draft_spec(item) if self._drafting.is_on and item.samples else None
         return build_row(item, self._vocabulary.vocab_size, page_size, want, self._batch)

@@ -67,27 +67,27 @@ class StopRules:
             self._searches.append(search(params.stop_regex).scan())
         eos = frozenset() if params.ignore_eos else vocabulary.eos_ids
         self._ending_ids = eos | frozenset(params.stop_token_ids)
+        self._min_new_tokens = params.min_new_tokens
+        # The end of a sequence completes a constrained output, whatever `ignore_eos` says.
+        self._completing_ids = frozenset() if params.constraint is None else vocabulary.eos_ids
+        # A constrained output cannot continue after EOS, so EOS is suppressed rather than ignored.
+        self._suppressed = self._completing_ids if params.ignore_eos else frozenset()
+        self._suppressed_at_first = self._suppressed | self._ending_ids
 
     def suppressed(self, num_output: int) -> frozenset[int]:
         """Tokens that may not follow `num_output` output tokens if others can."""
-        params = self._params
-        # A constrained output cannot continue after EOS, so EOS is suppressed rather than ignored.
-        eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
-        return eos | self._ending_ids if num_output < params.min_new_tokens else eos
+        return self._suppressed_at_first if num_output < self._min_new_tokens else self._suppressed
 
     def can_end(self, token: int) -> bool:
         """True if the token by itself ends an output that is long enough."""
-        if self._params.constraint is not None and token in self._vocabulary.eos_ids:
-            return True
-        return token in self._ending_ids
+        return token in self._completing_ids or token in self._ending_ids
 
     def feed(self, token: int, num_output: int) -> Finish | None:
         """The finish that `token` causes after `num_output` output tokens, or None. Call once per token, in order."""
-        params = self._params
-        match = self._feed_searches(token)
-        if params.constraint is not None and token in self._vocabulary.eos_ids:
-            return Finish("stop", token)  # the grammar is complete, whatever `ignore_eos` says
-        if num_output < params.min_new_tokens:
+        match = self._feed_searches(token) if self._searches else None
+        if token in self._completing_ids:
+            return Finish("stop", token)
+        if num_output < self._min_new_tokens:
             return None
         if token in self._ending_ids:
             return Finish("stop", token)
@@ -97,9 +97,9 @@ class StopRules:
         """Take the tokens from position `first` on, which are output already: a match may begin in them, but one that
         ends there ends nothing. Raises RequestError for an end of a constrained output.
         """
-        if self._params.constraint is not None:
+        if self._completing_ids:
             for position in range(first, len(tokens)):
-                if tokens[position] in self._vocabulary.eos_ids:
+                if tokens[position] in self._completing_ids:
                     raise RequestError(
                         f"token {tokens[position]} at position {position} of the prompt ends the constrained output",
                         param="continued_tokens",
@@ -120,15 +120,13 @@ class StopRules:
 
     def would_end(self, token: int, num_output: int) -> bool:
         """True if `feed` would end the output. Changes nothing."""
-        if num_output < self._params.min_new_tokens:
+        if num_output < self._min_new_tokens:
             return False
         data = self._vocabulary.token_bytes[token] or b""
         return token in self._ending_ids or any(search_.find(data) is not None for search_ in self._searches)
 
     def _feed_searches(self, token: int) -> Match | None:
         """The match that ends first within the token; of several, the longest."""
-        if not self._searches:
-            return None
         data = self._vocabulary.token_bytes[token]
         if data is not None:
             found = [search_.feed(data) for search_ in self._searches]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -221,11 +222,14 @@ def test_an_error_of_an_inherited_failure_is_seen_once_for_all_branches() -> Non
         leaf = s.fork(1)[0]
         leaf += gen("y")
         try:
+            forked.set()
             return str(leaf["y"])
         except RequestError:
             return "seen in the branch"
 
-    assert body.run(backend=Scripted([BAD])).ret_value == "seen in the branch"
+    forked = threading.Event()  # until then nothing fails
+    backend = Scripted(lambda prompt: BAD if forked.wait(60) else "late")
+    assert body.run(backend=backend).ret_value == "seen in the branch"
 
 
 def test_a_batch_item_that_failed_has_its_arguments_state_and_error() -> None:

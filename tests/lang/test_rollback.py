@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -202,13 +203,18 @@ def test_a_reader_of_a_variable_that_is_removed_ends(backend: ramiform.Runtime) 
     def program(s: ProgramState) -> list[str]:
         s += SHARED
         mark = s.mark()
-        s += gen("x", max_tokens=4000, ignore_eos=True)
-        pieces = s.text_iter("x")
-        read = [next(pieces)]
-        s.rollback(mark)
-        with pytest.raises(RequestError, match=r"test_rollback\.py:\d+: the state was rolled back") as ended:
-            read += list(pieces)
-        assert ended.value.code == "rolled_back"
+        ended = None
+        while ended is None:  # a reader that stands still may find the whole text
+            s += gen("x", max_tokens=4000, ignore_eos=True)
+            pieces = s.text_iter("x")
+            read = [next(pieces)]
+            s.rollback(mark)
+            try:
+                read += list(pieces)
+            except RequestError as error:
+                ended = error
+        assert re.search(r"test_rollback\.py:\d+: the state was rolled back", str(ended))
+        assert ended.code == "rolled_back"
         return read
 
     state = program.run(stream=True)
@@ -224,13 +230,11 @@ def test_a_rollback_stops_the_generation_and_its_prefix_stays_cached(backend: ra
         s += gen("kept", max_tokens=16, temperature=0, ignore_eos=True)
         assert s["kept"]
         s += gen("long", max_tokens=4000, ignore_eos=True)
-        deadline = time.monotonic() + 120
-        while get_server_info()["num_running"] == 0 and time.monotonic() < deadline:
+        while get_server_info()["num_running"] == 0 and "long" not in s.variables():
             time.sleep(0.005)
         s.rollback(mark)
-        while get_server_info()["num_running"] and time.monotonic() < deadline:
+        while get_server_info()["num_running"]:  # the test's own timeout ends this
             time.sleep(0.005)
-        assert get_server_info()["num_running"] == 0
         s += gen("again", max_tokens=16, temperature=0, ignore_eos=True)
 
     ramiform.flush_cache()

@@ -157,7 +157,7 @@ def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
     model = load_model(checkpoint(name), device=CPU, dtype=dtype)
     memory = zeroed_memory(model, 8)
     kv = KvPool(memory).layers
-    assert dtype != torch.float32 or model.has_compiled_head
+    assert dtype != torch.float32 or model.compiled_head is not None
     with torch.inference_mode():
         for step in ([PROMPTS[0]], PROMPTS, *STEPS.values()):
             last = np.cumsum([len(row.tokens) for row in step]) - 1

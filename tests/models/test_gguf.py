@@ -139,7 +139,7 @@ def test_logits_of_packed_blocks_computed_with_the_layers_have_the_bits_of_the_h
     path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.Q8_0)
     model = load_model(path, device=torch.device("cpu"), dtype=torch.float32)
     kv = KvPool(KvMemory(model.config, 2, device=model.device, dtype=model.dtype)).layers
-    assert model.has_compiled_head
+    assert model.compiled_head is not None
     rows = [Row(rid="r", tokens=TOKENS, first_position=0, pages=[1])]
     with torch.inference_mode():
         for wanted in (np.array([len(TOKENS) - 1]), np.array([3, 3, 7]), np.arange(len(TOKENS))):

@@ -21,7 +21,7 @@ from .scrape import scrape
 from .servers import RAMIFORM, serving
 
 LONG = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 1.0}
-ENDLESS = LONG | {"max_new_tokens": 2000, "n": 4}  # for longer than who asked may stand still
+ENDLESS = LONG | {"max_new_tokens": 2000, "n": 64}  # for longer than who asked may stand still
 
 
 @pytest.mark.exhaustive
@@ -115,7 +115,7 @@ def test_a_key_has_its_limits_and_others_have_theirs() -> None:
         [core] = children(server.pid)
         anna, bert = ({"authorization": f"Bearer {name}"} for name in ("anna", "bert"))
         short = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
-        stream = {"text": "x", "sampling_params": LONG, "stream": True}
+        stream = {"text": "x", "sampling_params": LONG | {"max_new_tokens": 1900}, "stream": True}
         with client.stream("POST", "/generate", json=stream, headers=anna) as running:
             assert running.headers["x-ratelimit-remaining-requests"] == "1"
             os.kill(core, signal.SIGSTOP)  # so that it surely runs

@@ -83,7 +83,8 @@ def test_a_request_is_aborted_from_whichever_frontend_hears_of_it(server: Server
             "n": 4,
         },  # runs for many seconds
     }
-    for _ in range(4):
+    num_aborted = 0
+    while num_aborted < 4:
         with (
             httpx.Client(base_url=server.url, timeout=120) as client,
             client.stream("POST", "/generate", json=body) as response,
@@ -92,7 +93,9 @@ def test_a_request_is_aborted_from_whichever_frontend_hears_of_it(server: Server
             next(lines)
             with httpx.Client(base_url=server.url, timeout=120) as other:
                 assert other.post("/abort_request", json={"rid": "mine"}).status_code == 200
-            assert '"type":"abort"' in [line for line in lines if line][-2]
+            last = [line for line in lines if line][-2]
+            assert '"type":"abort"' in last or '"type":"length"' in last  # ended by itself before it was aborted
+            num_aborted += '"type":"abort"' in last
 
 
 @pytest.mark.slow

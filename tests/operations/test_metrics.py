@@ -74,19 +74,22 @@ def test_gauges_are_zero_when_nothing_runs_and_say_what_holds_pages_when_somethi
         },  # runs for many seconds
         "stream": True,
     }
-    scrape(client)  # whose connection is there then
-    with (
-        httpx.Client(base_url=client.base_url, timeout=120) as asking,
-        asking.stream("POST", "/generate", json=body) as response,
-    ):
-        lines = response.iter_lines()  # kept: httpx hangs up when it is collected
-        next(lines)
-        during = scrape(client)
+    ran = False
+    while not ran:  # they may have ended by themselves before the client has left
+        before = scrape(client)
+        with (
+            httpx.Client(base_url=client.base_url, timeout=120) as asking,
+            asking.stream("POST", "/generate", json=body) as response,
+        ):
+            lines = response.iter_lines()  # kept: httpx hangs up when it is collected
+            next(lines)
+            during = scrape(client)
+        # The stream was left: the request ends at once, though not before its step.
+        while (after := scrape(client))("ramiform_requests_running") + after("ramiform_requests_waiting"):
+            continue
+        ran = not after.since(before)("ramiform_request_outcomes_total", finished_reason="length")
     assert during("ramiform_requests_running") + during("ramiform_requests_waiting") == 8
     assert during("ramiform_kv_held") > 0
-    # The stream was left: the request ends at once, though not before its step.
-    while (after := scrape(client))("ramiform_requests_running") + after("ramiform_requests_waiting"):
-        continue
     assert after("ramiform_kv_held") == after("vllm:kv_cache_usage_perc") == after("ramiform_requests_waiting") == 0
     assert after.since(during)("ramiform_request_outcomes_total", finished_reason="abort") == 8
     assert after.since(during)("ramiform_requests_aborted_total") == 8

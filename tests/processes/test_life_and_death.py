@@ -20,13 +20,17 @@ from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeCon
 
 from .processes import SOON, children, is_alive, wait_until_dead
 
-MANY = 16  # programs that keep a runtime busy for many seconds: the tests may stand still for some
+MANY = 16  # programs
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 
 @ramiform.function
-def endless(s: ramiform.ProgramState, length: int = 1900) -> None:
-    s += "Tell me everything." + ramiform.gen("x", max_tokens=length, ignore_eos=True, temperature=1.0)
+def endless(s: ramiform.ProgramState) -> None:
+    s += "Tell me everything." + ramiform.gen("began", max_tokens=1)
+    while True:  # however fast the runtime is
+        [branch] = s.fork(1)
+        branch += ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+        branch["x"]
 
 
 @pytest.mark.exhaustive
@@ -37,11 +41,11 @@ def test_a_killed_core_ends_the_frontend_and_fails_the_program(
         [core] = children(runtime.pid)
         states = [endless.run(backend=runtime, stream=True) for _ in range(MANY)]
         for state in states:
-            next(state.text_iter())
+            state["began"]
         os.kill(core, signal.SIGKILL)
         for state in states:
             with pytest.raises(ramiform.RuntimeFailed, match="core"):
-                state["x"]
+                state.text()
         assert wait_until_dead(runtime.pid, SOON)
     assert "was killed by signal 9" in capfd.readouterr().err
     assert not list(own_tmp.iterdir())
@@ -55,12 +59,12 @@ def test_a_killed_frontend_ends_the_core_and_fails_the_program(
         [core] = children(runtime.pid)
         states = [endless.run(backend=runtime, stream=True) for _ in range(MANY)]
         for state in states:
-            next(state.text_iter())
+            state["began"]
         os.kill(runtime.pid, signal.SIGKILL)
         assert wait_until_dead(core, SOON)
         for state in states:
             with pytest.raises(ramiform.RuntimeFailed):
-                state["x"]
+                state.text()
     assert "the frontend is gone" in capfd.readouterr().err
     assert not list(own_tmp.iterdir())
 
@@ -173,12 +177,17 @@ def test_a_process_that_cannot_write_its_log_ends_with_its_parent(own_tmp: Path,
         process.wait(SOON)
 
 
+@ramiform.function
+def long(s: ramiform.ProgramState) -> None:
+    s += "Tell me everything." + ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+
+
 @pytest.mark.exhaustive
 def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
     with ramiform.Runtime() as runtime:
         [core] = children(runtime.pid)
-        state = endless.run(backend=runtime, stream=True, length=300)
-        next(state.text_iter())
+        state = long.run(backend=runtime, stream=True)
+        next(state.text_iter("x"))
         os.kill(core, signal.SIGSTOP)
         time.sleep(4)  # longer than any sign of life may be overdue
         os.kill(core, signal.SIGCONT)

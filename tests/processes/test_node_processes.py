@@ -60,7 +60,11 @@ def interrupt_the_node(core: int, node: int, rank: int) -> str:
 
 @ramiform.function
 def endless(s: ramiform.ProgramState) -> None:
-    s += "Tell me everything." + ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+    s += "Tell me everything." + ramiform.gen("began", max_tokens=1)
+    while True:  # however fast the runtime is
+        [branch] = s.fork(1)
+        branch += ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+        branch["x"]
 
 
 @pytest.mark.exhaustive
@@ -83,10 +87,10 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
         [core] = children(first.pid)
         ranks = all_children(node.pid)
         state = endless.run(backend=first, stream=True)
-        next(state.text_iter())
+        state["began"]
         reason = end(core, node.pid, ranks[-1])
         with pytest.raises(ramiform.RuntimeFailed, match=reason):
-            state["x"]
+            state.text()
         for pid in (core, first.pid, *ranks):
             assert wait_until_dead(pid, SOON)
         assert node.wait(120) != 0

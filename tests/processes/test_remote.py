@@ -22,9 +22,17 @@ SOON = 60.0  # seconds; far more than it takes
 
 
 @ramiform.function
-def ask(s: ramiform.ProgramState, max_tokens: int = 8) -> None:
-    s += "Question: What is the capital of France?\nAnswer:"
-    s += gen("answer", max_tokens=max_tokens, temperature=0, ignore_eos=max_tokens > 100)
+def ask(s: ramiform.ProgramState) -> None:
+    s += "Question: What is the capital of France?\nAnswer:" + gen("answer", max_tokens=8, temperature=0)
+
+
+@ramiform.function
+def endless(s: ramiform.ProgramState) -> None:
+    s += "Question: What is the capital of France?\nAnswer:" + gen("began", max_tokens=1)
+    while True:  # however fast the runtime is
+        [branch] = s.fork(1)
+        branch += gen("answer", max_tokens=1500, ignore_eos=True)
+        branch["answer"]
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +124,12 @@ def test_programs_hear_of_the_end_of_a_runtime_that_is_killed(keys: Path, tmp_pa
     assert runtime.tcp_address is not None
     failed: list[ramiform.ProgramState] = []
     backend = RuntimeEndpoint(runtime.tcp_address, here)
-    # So many that they run for longer than this process may stand still.
-    states = [ask.run(max_tokens=1500, backend=backend, stream=True) for _ in range(16)]
-    next(iter(states[0].text_iter("answer")))
+    states = [endless.run(backend=backend, stream=True) for _ in range(16)]
+    states[0]["began"]
 
     def wait(state: ramiform.ProgramState) -> None:
         with pytest.raises(ramiform.RamiformError, match=r"test_remote\.py"):
-            state["answer"]
+            state.text()
         failed.append(state)
 
     threads = [threading.Thread(target=wait, args=(state,)) for state in states]

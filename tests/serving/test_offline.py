@@ -153,7 +153,7 @@ def test_a_running_loop_does_not_hinder_the_plain_calls(engine: ramiform.Engine)
 
 def test_a_dead_runtime_fails_calls_that_wait() -> None:
     with ramiform.Engine() as engine:
-        stream = engine.generate(CAPITAL, {"max_new_tokens": 1500, "ignore_eos": True}, stream=True)
+        stream = engine.generate(CAPITAL, {"max_new_tokens": 1500, "ignore_eos": True, "n": 64}, stream=True)
         next(stream)
         os.kill(engine.runtime.pid, signal.SIGKILL)
         with pytest.raises(ramiform.RuntimeFailed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import http.server
 import threading
@@ -267,7 +268,8 @@ def test_a_failed_branch_fails_its_join_and_not_the_other_branch(over_http: Http
         branches[1] += "b" + gen("x", max_tokens=3)
         text = branches[1]["x"]
         branches.join("concate_and_append")
-        s += "c"
+        with contextlib.suppress(RequestError):  # it may be known already
+            s += "c"
         assert s.error() is not None
         return text
 
@@ -339,10 +341,14 @@ def test_closing_the_backend_fails_what_runs(backend: ramiform.Runtime, url: str
 
     @ramiform.function
     def long(s: ProgramState) -> None:
-        s += "Once" + gen("x", max_tokens=1900, ignore_eos=True)
+        while True:  # however fast the runtime is
+            [branch] = s.fork(1)
+            branch += "Once" + gen("x", max_tokens=1900, ignore_eos=True)
+            s["x"] = branch["x"]
 
     state = long.run(backend=over_http, stream=True)
-    next(iter(state.text_iter("x")))
+    while not get_server_info(backend)["num_running"]:
+        pass
     over_http.close()
     with pytest.raises(RuntimeFailed, match="the backend was closed"):
         state["x"]
@@ -356,13 +362,14 @@ def test_an_abandoned_branch_ends_in_the_runtime_while_the_others_go_on(
     @ramiform.function
     def first(s: ProgramState) -> None:
         s += "Once"
-        kept, *others = s.fork(4)
-        kept += gen("x", max_tokens=3)
-        for other in others:
-            other += gen("x", max_tokens=1900, ignore_eos=True)
-        kept["x"]
-        while get_server_info(backend)["num_running"] < 3:
-            pass
+        num_running = 0
+        while num_running < 3:  # on a busy machine they may have ended by themselves before they are counted
+            kept, *others = s.fork(4)
+            kept += gen("x", max_tokens=3)
+            for other in others:
+                other += gen("x", max_tokens=1900, ignore_eos=True)
+            kept["x"]
+            num_running = get_server_info(backend)["num_running"]
         del other, others
         gc.collect()
         while get_server_info(backend)["num_running"]:
@@ -383,7 +390,7 @@ def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, 
         for branch in (kept, other):
             branch += gen("x", max_tokens=1900, ignore_eos=True)
         del branch
-        while get_server_info(backend)["num_running"] < 2:
+        while get_server_info(backend)["num_running"] < 2 and not (kept.variables() or other.variables()):
             pass
         del other
         gc.collect()

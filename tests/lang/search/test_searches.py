@@ -318,10 +318,13 @@ def test_branches_draw_differently_from_one_seed_and_alike_in_every_run(backend:
 def test_losers_are_stopped_at_once(backend: ramiform.Runtime) -> None:
     def body(s: ProgramState) -> None:
         s += "Once"
-        branches = s.fork(5)
-        branches += lambda index: gen("short", max_tokens=2, ignore_eos=True) if index == 3 else LONG
-        assert first(branches) is branches[3]
-        wait_until(lambda: get_server_info()["num_running"] == 0)
+        ended = True
+        while ended:  # on a busy machine the losers may have ended by themselves
+            branches = s.fork(5)
+            branches += lambda index: gen("short", max_tokens=2, ignore_eos=True) if index == 3 else LONG
+            assert first(branches) is branches[3]
+            wait_until(lambda: get_server_info()["num_running"] == 0)
+            ended = bool(branches[0].variables())
         with pytest.raises(ramiform.RuntimeFailed, match="another one was chosen"):
             branches[0].text()
 
@@ -360,7 +363,8 @@ def test_an_error_and_a_cancelled_program_stop_all_branches(backend: ramiform.Ru
 
     @ramiform.function
     async def program(s: ProgramState) -> None:
-        await abest_of(s, 3, "Once" + LONG, score=predicate("Is it good?"))
+        while True:  # however fast the runtime is
+            await abest_of(s.fork(1)[0], 3, "Once" + LONG, score=predicate("Is it good?"))
 
     async def main() -> None:
         task = asyncio.create_task(program.arun())

@@ -1,0 +1,235 @@
+"""Decode steps on a CPU with few calls and no tensors between them: arrays are kept, and loops write and read them.
+
+A small model computes such a step in less time than objects for its inputs take. `inputs.decoder_inputs`,
+`Decoder.logits_of_step` and `sampler.sample` define the results, and steps of other rows and devices go that way.
+
+Legend: R rows, P pages of a row, S kinds of layers, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...kernels import KvCache
+from ...kernels.cpu.attention import heads_together
+from ...kernels.cpu.attention_plan import window_number
+from ...kernels.cpu.compiled import Floats, Ints
+from ...kernels.cpu.decoder_step import decode_inputs
+from ...kernels.cpu.ops import sample_rows
+from ...kernels.cpu.thread_pool import num_threads, share_rows
+from ..models.compiled_layers import CompiledLayers, StepScratch, side_by_side
+from ..models.decoder import Decoder
+from ..scheduler.plan import PENDING, Row, Sample
+from .kv_pool import PAGE_SIZE
+from .last_tokens import LastTokens
+
+_NONE = np.empty(0, np.float32)
+_MIN_SHARED = 1 << 18  # logits of a step from which on threads share sampling
+
+
+class _PageTables:
+    """Page tables of rows as one array [R, P]. Most rows have the pages that they had in the step before."""
+
+    def __init__(self) -> None:
+        self.pages_RP: Ints = np.zeros((1, 16), np.int64)
+        self._kept_R: list[list[int]] = [[]]
+
+    def update(self, pages_R: Sequence[list[int]]) -> bool:
+        """Write the rows' pages; return True if the array is a new one."""
+        (most, width), longest = self.pages_RP.shape, max(map(len, pages_R))
+        grows = len(pages_R) > most or longest > width
+        if grows:
+            shape = max(2 * most, len(pages_R)), max(2 * width if longest > width else width, longest)
+            self.pages_RP, self._kept_R = np.zeros(shape, np.int64), [[]] * shape[0]
+        kept_R = self._kept_R
+        for row, pages in enumerate(pages_R):
+            if pages != kept_R[row]:
+                kept_R[row] = pages.copy()
+                self.pages_RP[row, : len(pages)] = pages
+        return grows
+
+
+class _Memory(NamedTuple):
+    """What steps of a number of rows read and write."""
+
+    tokens_2R: Ints  # and positions
+    x_RE: Floats
+    logits_RV: torch.Tensor
+    sampling: tuple[Floats, Floats, Ints, Ints]  # temperatures, min_ps and draws of rows, and their tokens
+    num_slots: int
+    inputs: tuple[Any, ...]  # arguments of `decode_inputs`
+    scratch: StepScratch
+    arguments: tuple[Any, ...]  # of `decoder_layers`
+
+
+class DecodeSteps:
+    """Computes steps in which each row has one token, and samples by the rows' own parameters alone."""
+
+    def __init__(self, model: Decoder, layers: CompiledLayers, kv: Sequence[KvCache]) -> None:
+        """The caches `kv` are those of all steps."""
+        self.layers, self.kv = layers, kv
+        self._model = model
+        self._pages, self._window_pages = _PageTables(), _PageTables()
+        self._memory: dict[tuple[int, int], _Memory] = {}  # by rows and kinds of slots
+        self._now: _Memory | None = None
+        self._longest = 0  # tokens of a row
+        self._cos: Floats = np.empty((len(model.ropes), 0, model.config.head_dim), np.float32)
+        self._sin = self._cos
+        self._x_RE, self._logits_RV, self._angles = (np.empty((0, 0), np.float32) for _ in range(3))
+        self._settings = (
+            np.array([window_number(window) for window in layers.windows]),
+            PAGE_SIZE,
+            model.config.num_heads // model.config.num_kv_heads,
+            heads_together(kv[0]),
+        )
+        embedding, scale = model.parameters.embedding_VE, model.embedding_scale
+        self._embeds = (
+            isinstance(embedding, torch.Tensor)
+            and embedding.is_contiguous()
+            and embedding.dtype in (torch.float32, torch.bfloat16)
+            and model.parameters.positions_PE is None
+        )
+        self._embedding = (
+            embedding.data_ptr() if isinstance(embedding, torch.Tensor) and self._embeds else 0,
+            model.dtype == torch.bfloat16,
+            model.parameters.num_embedded,
+            1.0 if scale is None else scale,
+        )
+
+    @classmethod
+    def of(cls, model: Decoder, kv: Sequence[KvCache]) -> DecodeSteps | None:
+        """Return the decode steps of a model with these caches; None if others compute them."""
+        layers = model.compiled_head
+        if layers is None or not layers.supports_caches(kv) or model.config.streaming is not None:
+            return None
+        return None if any(rope.depends_on_length for rope in model.ropes) else cls(model, layers, kv)
+
+    @staticmethod
+    def suit(rows: Sequence[Row]) -> bool:
+        """Return True if each row has one token, and a token is all that is wanted of it."""
+        for row in rows:
+            samples = row.sample is not None or row.follows is not None
+            if len(row.tokens) != 1 or not samples or row.parents is not None or row.adapter:
+                return False
+            if row.score is not None or row.pool_from is not None:
+                return False
+        return True
+
+    def logits(self, rows: Sequence[Row], last_tokens: LastTokens) -> torch.Tensor:
+        """Return the logits of rows that `suit`, float32 [R, V], until the next step; write their keys and values.
+
+        Raises IndexError when a token is not in the vocabulary.
+        """
+        num_slots = 2 if rows[0].window_pages else 1
+        is_new = self._pages.update([row.pages for row in rows])
+        if num_slots == 2:
+            is_new = self._window_pages.update([row.window_pages for row in rows]) or is_new
+        tokens, positions = [row.tokens[0] for row in rows], [row.first_position for row in rows]
+        self._longest = max(positions)
+        if self._reserve_angles() or is_new:
+            self._memory.clear()
+        memory = self._now = self._memory_of(len(rows), num_slots)
+        memory.tokens_2R[0], memory.tokens_2R[1] = tokens, positions
+        if PENDING in tokens:
+            last_tokens.fill(torch.from_numpy(memory.tokens_2R[0]), rows, range(len(rows)))
+        return self._compute(memory)
+
+    def next_logits(self, tokens_R: Ints) -> torch.Tensor:
+        """Return the logits after one more token of each row of the last step, as `logits`. The rows have pages for
+        it."""
+        assert self._now is not None
+        if self._reserve_angles():
+            self._memory.clear()
+        memory = self._memory_of(len(tokens_R), self._now.num_slots)
+        memory.tokens_2R[1] = self._now.tokens_2R[1] + 1
+        memory.tokens_2R[0] = tokens_R
+        self._now = memory
+        return self._compute(memory)
+
+    def sample(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Ints:
+        """Return the tokens of `sampler.sample` for `plain_samples` of the last step's rows, until the next step."""
+        assert self._now is not None
+        temperature_R, min_p_R, draw_R, tokens_R = self._now.sampling
+        temperatures = [own.temperature for own in samples]
+        temperature_R[:] = temperatures
+        if any(temperatures):
+            min_p_R[:], draw_R[:] = [own.min_p for own in samples], [own.draw for own in samples]
+        arrays = logits_RV.numpy(), temperature_R, min_p_R, draw_R, tokens_R
+        if logits_RV.numel() < _MIN_SHARED:
+            sample_rows(*arrays)
+        else:
+            share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
+        return tokens_R
+
+    def _compute(self, memory: _Memory) -> torch.Tensor:
+        model, layers, tokens_2R = self._model, self.layers, memory.tokens_2R
+        self._longest += 1
+        plans = decode_inputs(num_threads(), *memory.inputs)
+        if not len(plans[0]):
+            raise IndexError(f"a token of {tokens_2R[0].tolist()} is not in the vocabulary")
+        if not self._embeds:
+            ids_R, positions_R = map(torch.from_numpy, tokens_2R)
+            memory.x_RE[:] = model.embed(ids_R, positions_R).float().numpy()
+        arguments = memory.arguments
+        if model.config.query_scales is not None:
+            scales_R = model.query_scales(torch.from_numpy(tokens_2R[1]))
+            assert scales_R is not None
+            arguments = *arguments[:-1], scales_R.numpy()
+        kv_LX = layers.descriptors(self.kv, model.dtype)
+        layers.compute(memory.x_RE, kv_LX, plans, arguments, num_slots=memory.num_slots, with_head=True)
+        return model.finish_logits(memory.logits_RV)
+
+    def _reserve_angles(self) -> bool:
+        """Have the angles of all positions of the step; return True if the arrays are new."""
+        count = self._longest + 1
+        if count <= self._cos.shape[1]:
+            return False
+        tables = [rope.tables(count) for rope in self._model.ropes]
+        least, D = min(len(cos) for cos, _ in tables), self._cos.shape[2]
+        self._cos, self._sin = (
+            side_by_side([part[:least] for part in parts], least, D) for parts in zip(*tables, strict=True)
+        )
+        return True
+
+    def _memory_of(self, rows: int, num_slots: int) -> _Memory:
+        """Return the memory of steps with a number of rows."""
+        scratch = self.layers.scratch_of(rows)
+        memory = self._memory.get((rows, num_slots))
+        if memory is None or memory.scratch is not scratch:
+            memory = self._memory[rows, num_slots] = self._new_memory(rows, num_slots, scratch)
+        return memory
+
+    def _new_memory(self, rows: int, num_slots: int, scratch: StepScratch) -> _Memory:
+        ropes, _, D = self._cos.shape
+        if rows > len(self._x_RE):
+            self._memory.clear()  # it has views of the smaller arrays
+            most = max(rows, 2 * len(self._x_RE))
+            self._x_RE = np.empty((most, self._model.config.hidden_size), np.float32)
+            self._logits_RV = np.empty((most, self.layers.vocab_size), np.float32)
+            self._angles = np.empty((2, ropes * most * D), np.float32)
+        tokens_2R, slots_SR = np.empty((2, rows), np.int64), np.empty((num_slots, rows), np.int64)
+        angles = [own[: ropes * rows * D].reshape(ropes, rows, D) for own in self._angles]
+        x_RE, logits_RV = self._x_RE[:rows], self._logits_RV[:rows]
+        tables = self._pages.pages_RP, (self._window_pages if num_slots > 1 else self._pages).pages_RP
+        inputs = (tokens_2R, *tables, *self._settings, self._cos, self._sin, *self._embedding, slots_SR, *angles, x_RE)
+        empty = np.empty((0, x_RE.shape[1]), np.float32)
+        arguments = self.layers.arguments(
+            angles, slots_SR, None, empty, scratch, (), empty[None], None, logits_RV, _NONE
+        )
+        sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
+        return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, arguments)
+
+
+def plain_samples(rows: Sequence[Row]) -> list[Sample] | None:
+    """Return the rows' sampling if each takes its likeliest token, or draws from all of them, and nothing else is asked
+    for; else None."""
+    samples = [row.sample for row in rows if row.sample is not None and row.mask is None]
+    for own in samples:
+        filters = own.temperature > 0 and (own.top_k is not None or own.top_p < 1)
+        if filters or own.penalties is not None or own.logit_bias or own.num_top_logprobs is not None:
+            return None
+    return samples if len(samples) == len(rows) else None

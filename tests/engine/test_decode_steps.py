@@ -1,0 +1,169 @@
+"""Decode steps with few calls. Judge: the general way, tensors of a step's inputs, `logits_of_step` and `sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ramiform.kernels import NOT_FINITE
+from ramiform.kernels.cpu.ops import likeliest
+from ramiform.runtime.engine import ForwardEngine
+from ramiform.runtime.engine.decode_steps import DecodeSteps, plain_samples
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
+from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
+from ramiform.runtime.engine.sampler import sample
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan, Penalties, Row, Sample
+from ramiform.tests.models.test_families import make_judge
+
+CPU = torch.device("cpu")
+GREEDY = Sample(temperature=0.0, draw=0)
+LENGTHS = [14, 31, 40]  # a step later the second row has another page
+PAGES = [[3, 1], [0, 6, 7], [5, 2, 4, 8]]
+WINDOW_PAGES = [[9, 10], [11, 12, 13], [14, 15, 16, 17]]
+
+
+def caches(model: Decoder, *, window_pages: bool) -> KvPool:
+    """Return a pool after the prompts of LENGTHS."""
+    memory = KvMemory(model.config, 18, device=CPU, dtype=model.dtype)
+    memory.k_LSKD.zero_()
+    memory.v_LSKD.zero_()
+    pool = KvPool(memory)
+    rows = [row(r, 0, list(range(7, 7 + length)), window_pages) for r, length in enumerate(LENGTHS)]
+    model.hidden(decoder_inputs(rows, model, np.array([0]), pool.layers[0]), pool.layers)
+    return pool
+
+
+def row(r: int, first: int, tokens: list[int], window_pages: bool) -> Row:
+    own = WINDOW_PAGES[r] if window_pages else []
+    return Row(rid="", tokens=tokens, first_position=first, pages=list(PAGES[r]), window_pages=own, sample=GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "window_pages"),
+    [
+        ("llama 4", torch.float32, False),  # chunks, scales of queries, layers without positions, a mixture
+        ("gemma 3", torch.float32, True),  # a scaled embedding, two ropes
+        ("gemma 2", torch.bfloat16, False),  # caps
+    ],
+)
+def test_logits_keys_and_values_have_the_bits_of_the_general_way(
+    name: str, dtype: torch.dtype, window_pages: bool, tmp_path: Path
+) -> None:
+    make_judge(name).save_pretrained(tmp_path)
+    with torch.inference_mode():
+        model = load_model(tmp_path, device=CPU, dtype=dtype)
+        general, own = (caches(model, window_pages=window_pages) for _ in range(2))
+        steps = DecodeSteps.of(model, own.layers)
+        if steps is None and dtype == torch.bfloat16:
+            pytest.skip("without products of bfloat16 the head is computed by itself")
+        assert steps is not None
+        lengths = list(LENGTHS)
+        for number, places in enumerate([[0, 1, 2], [1, 2], [1, 2], [2], [0, 2], [2, 0]]):
+            rows = [row(r, lengths[r], [60 + r + number], window_pages) for r in places]
+            assert steps.suit(rows)
+            inputs = decoder_inputs(rows, model, np.arange(len(rows)), general.layers[0])
+            want = model.logits_of_step(inputs, general.layers)
+            # The third step is one more of the rows of the second.
+            tokens = np.array([own.tokens[0] for own in rows])
+            got = steps.next_logits(tokens) if number == 2 else steps.logits(rows, NO_LAST_TOKENS)
+            assert torch.equal(got, want), number
+            for mine, theirs in zip(own.memories, general.memories, strict=True):
+                assert torch.equal(mine, theirs)
+            for r in places:
+                lengths[r] += 1
+        with pytest.raises(IndexError, match="-2"):
+            steps.logits([row(0, lengths[0], [-2], window_pages)], NO_LAST_TOKENS)
+
+
+def test_a_row_that_follows_computes_the_token_sampled_before(engine: ForwardEngine) -> None:
+    model = engine._runner.model
+    with torch.inference_mode():
+        steps = DecodeSteps.of(model, engine._runner.pool.layers)
+        assert steps is not None
+        rows = [Row(rid="", tokens=[token], first_position=0, pages=[3], sample=GREEDY) for token in (7, 9)]
+        want = [steps.logits([own], NO_LAST_TOKENS).clone() for own in rows]
+        following = Row(rid="", tokens=[PENDING], first_position=0, pages=[2], follows=1)
+        got = steps.logits([following], LastTokens(torch.tensor([7, 9]), range(2)))
+        assert torch.equal(got, want[1])
+        assert not torch.equal(got, want[0])
+
+
+def test_the_likeliest_token_is_the_first_of_the_largest() -> None:
+    rng = np.random.default_rng(1)
+    for size in (1, 3, 255, 256, 257, 2000):
+        logits_RV = rng.integers(-3, 3, (40, size)).astype(np.float32) * rng.choice([0.0, -1.0, 1.0], (40, 1))
+        logits_RV = logits_RV.astype(np.float32)
+        logits_RV[5:10, size // 2] = np.nan, -np.nan, np.inf, -np.inf, -0.0
+        logits_RV[10] = -np.inf
+        assert [likeliest(logits_V) for logits_V in logits_RV] == logits_RV.argmax(axis=1).tolist()
+
+
+def test_plain_samples_give_the_tokens_of_the_sampler(engine: ForwardEngine) -> None:
+    runner = engine._runner
+    steps = DecodeSteps.of(runner.model, runner.pool.layers)
+    assert steps is not None
+    samples = [Sample(temperature=t, min_p=p, draw=5 + r) for r, (t, p) in enumerate([(0, 0), (1, 0), (0.4, 0.2)] * 3)]
+    logits_RV = torch.randn(len(samples), 300, generator=torch.Generator().manual_seed(2)) * 3
+    logits_RV[6:8, 40] = torch.nan
+    for some in (samples, [GREEDY] * len(samples)):
+        rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in some]
+        assert plain_samples(rows) == some
+        with torch.inference_mode():
+            steps.logits(rows, NO_LAST_TOKENS)
+            got = steps.sample(logits_RV, some).tolist()
+        assert got == sample(runner.model.ops, logits_RV, some, [None] * len(some)).tolist()
+        assert got[6:8] == [NOT_FINITE] * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Sample(temperature=1.0, draw=0, top_k=3),
+        Sample(temperature=1.0, draw=0, top_p=0.9),
+        Sample(temperature=0.0, draw=0, logit_bias={1: 2.0}),
+        Sample(temperature=0.0, draw=0, num_top_logprobs=0),
+        Sample(
+            temperature=0.0,
+            draw=0,
+            penalties=Penalties(frequency=1.0, presence=0.0, repetition=1.0, prompt=[], output=[]),
+        ),
+    ],
+)
+def test_sampling_that_asks_for_more_goes_the_general_way(other: Sample) -> None:
+    rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in (GREEDY, other)]
+    assert plain_samples(rows) is None
+    assert (
+        plain_samples([rows[0], Row(rid="", tokens=[1], first_position=0, pages=[0], sample=GREEDY, mask=b"")]) is None
+    )
+
+
+@pytest.mark.parametrize("num_decodes", [1, 4])
+def test_plans_have_the_results_of_the_general_way(
+    engine: ForwardEngine, num_decodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [GREEDY, Sample(temperature=1.3, draw=5), Sample(temperature=0.7, min_p=0.1, draw=-6)]
+    rows = [
+        Row(
+            rid="",
+            tokens=[r + 3],
+            first_position=0,
+            pages=[r],
+            sample=own,
+            draws=[] if own is GREEDY else [own.draw + number for number in range(1, num_decodes)],
+        )
+        for r, own in enumerate(samples)
+    ]
+    plan = ForwardPlan(step=1, copies=[], rows=rows, num_decodes=num_decodes)
+    computed = []
+    next_logits = DecodeSteps.next_logits
+    monkeypatch.setattr(DecodeSteps, "next_logits", lambda *args: computed.append(args) or next_logits(*args))
+    got = engine.run(plan).rows
+    assert len(computed) == num_decodes - 1
+    monkeypatch.setattr(DecodeSteps, "suit", lambda rows: False)
+    assert engine.run(plan).rows == got
