@@ -4,6 +4,7 @@
 
 The model has one layer of 32 channels, so nearly all that is measured is Python. Requests of 24 tokens over a shared
 prefix run in this process, without sockets. `--decodes` are the decode steps of a plan; an older checkout has one.
+In the column "general way" the engine makes tensors of each step's inputs, as on other devices.
 Medians of processor time by round, each column in turn, so that other work on the machine changes them little.
 """
 
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -36,6 +38,11 @@ def serve_rounds(model: Path) -> None:
     from ramiform.runtime.protocol.sampling import SamplingParams
     from ramiform.runtime.scheduler import batch
 
+    suit: Any = None
+    with suppress(ImportError):  # an older checkout
+        from ramiform.runtime.engine.decode_steps import DecodeSteps
+
+        suit = DecodeSteps.suit
     core = load_core(CoreConfig(model=str(model), dtype="float32", device="cpu", wait_for_loops=True))
     start_collections()
     num_steps = 0
@@ -49,7 +56,9 @@ def serve_rounds(model: Path) -> None:
     shared = draw.choices(range(10, 2000), k=PREFIX)
     print("ready", flush=True)
     for round_number, line in enumerate(sys.stdin):
-        rows, decodes = json.loads(line)
+        rows, decodes, general = json.loads(line)
+        if suit is not None:
+            DecodeSteps.suit = staticmethod((lambda rows: False) if general else suit)  # type: ignore[method-assign]
         if hasattr(batch, "MAX_CONTINUOUS"):
             batch.CONTINUOUS_SECONDS, batch.MAX_CONTINUOUS = float("inf"), decodes
         sampling = SamplingParams(temperature=0.0, max_new_tokens=OUTPUT, ignore_eos=True)
@@ -89,7 +98,7 @@ def main(
             for python in ([sys.executable] if before is None else [sys.executable, str(before)])
         ]
 
-        def ask(process: subprocess.Popen[str], question: list[int]) -> float:
+        def ask(process: subprocess.Popen[str], *question: int) -> float:
             assert process.stdin is not None
             assert process.stdout is not None
             print(json.dumps(question), file=process.stdin, flush=True)
@@ -99,14 +108,15 @@ def main(
             for process in workers:
                 assert process.stdout is not None
                 process.stdout.readline()
-            columns = [(f"{number} decodes, us", workers[0], number) for number in numbers(decodes)]
-            columns += [("before, us", process, 1) for process in workers[1:]]
+            columns = [(f"{number} decodes, us", workers[0], number, False) for number in numbers(decodes)]
+            columns += [("general way, us", workers[0], 1, True)]
+            columns += [("before, us", process, 1, False) for process in workers[1:]]
             lines = []
             for size in numbers(rows):
-                times: dict[str, list[float]] = {name: [] for name, _, _ in columns}
+                times: dict[str, list[float]] = {name: [] for name, *_ in columns}
                 for _ in range(rounds + 1):
-                    for name, process, number in columns:
-                        times[name].append(ask(process, [size, number]))
+                    for name, process, number, general in columns:
+                        times[name].append(ask(process, size, number, general))
                 lines.append(
                     {"rows": size} | {name: f"{statistics.median(own[1:]):.0f}" for name, own in times.items()}
                 )

@@ -10,6 +10,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+    # Each worker has a core: threads of a step that wait for each other on a busy machine cost more than they save.
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the runtimes that tests start
+    torch.set_num_threads(1)
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # chosen when Triton is first imported, which other libraries may do
 

@@ -19,8 +19,8 @@ from ...kernels.cpu.attention import heads_together
 from ...kernels.cpu.attention_plan import window_number
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import decode_inputs
-from ...kernels.cpu.ops import draw_unfiltered
-from ...kernels.cpu.thread_pool import num_threads
+from ...kernels.cpu.ops import sample_rows
+from ...kernels.cpu.thread_pool import num_threads, share_rows
 from ..models.compiled_layers import CompiledLayers, StepScratch, side_by_side
 from ..models.decoder import Decoder
 from ..scheduler.plan import PENDING, Row, Sample
@@ -28,6 +28,7 @@ from .kv_pool import PAGE_SIZE
 from .last_tokens import LastTokens
 
 _NONE = np.empty(0, np.float32)
+_MIN_SHARED = 1 << 18  # logits of a step from which on threads share sampling
 
 
 class _PageTables:
@@ -58,6 +59,7 @@ class _Memory(NamedTuple):
     tokens_2R: Ints  # and positions
     x_RE: Floats
     logits_RV: torch.Tensor
+    sampling: tuple[Floats, Floats, Ints, Ints]  # temperatures, min_ps and draws of rows, and their tokens
     num_slots: int
     inputs: tuple[Any, ...]  # arguments of `decode_inputs`
     scratch: StepScratch
@@ -77,7 +79,7 @@ class DecodeSteps:
         self._longest = 0  # tokens of a row
         self._cos: Floats = np.empty((len(model.ropes), 0, model.config.head_dim), np.float32)
         self._sin = self._cos
-        self._x_RE, self._logits_RV = np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
+        self._x_RE, self._logits_RV, self._angles = (np.empty((0, 0), np.float32) for _ in range(3))
         self._settings = (
             np.array([window_number(window) for window in layers.windows]),
             PAGE_SIZE,
@@ -109,15 +111,13 @@ class DecodeSteps:
     @staticmethod
     def suit(rows: Sequence[Row]) -> bool:
         """Return True if each row has one token, and a token is all that is wanted of it."""
-        return all(
-            len(row.tokens) == 1
-            and (row.sample is not None or row.follows is not None)
-            and row.parents is None
-            and row.score is None
-            and row.pool_from is None
-            and not row.adapter
-            for row in rows
-        )
+        for row in rows:
+            samples = row.sample is not None or row.follows is not None
+            if len(row.tokens) != 1 or not samples or row.parents is not None or row.adapter:
+                return False
+            if row.score is not None or row.pool_from is not None:
+                return False
+        return True
 
     def logits(self, rows: Sequence[Row], last_tokens: LastTokens) -> torch.Tensor:
         """Return the logits of rows that `suit`, float32 [R, V], until the next step; write their keys and values.
@@ -149,6 +149,21 @@ class DecodeSteps:
         memory.tokens_2R[0] = tokens_R
         self._now = memory
         return self._compute(memory)
+
+    def sample(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Ints:
+        """Return the tokens of `sampler.sample` for `plain_samples` of the last step's rows, until the next step."""
+        assert self._now is not None
+        temperature_R, min_p_R, draw_R, tokens_R = self._now.sampling
+        temperatures = [own.temperature for own in samples]
+        temperature_R[:] = temperatures
+        if any(temperatures):
+            min_p_R[:], draw_R[:] = [own.min_p for own in samples], [own.draw for own in samples]
+        arrays = logits_RV.numpy(), temperature_R, min_p_R, draw_R, tokens_R
+        if logits_RV.numel() < _MIN_SHARED:
+            sample_rows(*arrays)
+        else:
+            share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
+        return tokens_R
 
     def _compute(self, memory: _Memory) -> torch.Tensor:
         model, layers, tokens_2R = self._model, self.layers, memory.tokens_2R
@@ -189,12 +204,15 @@ class DecodeSteps:
         return memory
 
     def _new_memory(self, rows: int, num_slots: int, scratch: StepScratch) -> _Memory:
+        ropes, _, D = self._cos.shape
         if rows > len(self._x_RE):
             self._memory.clear()  # it has views of the smaller arrays
-            self._x_RE = np.empty((rows, self._model.config.hidden_size), np.float32)
-            self._logits_RV = np.empty((rows, self.layers.vocab_size), np.float32)
+            most = max(rows, 2 * len(self._x_RE))
+            self._x_RE = np.empty((most, self._model.config.hidden_size), np.float32)
+            self._logits_RV = np.empty((most, self.layers.vocab_size), np.float32)
+            self._angles = np.empty((2, ropes * most * D), np.float32)
         tokens_2R, slots_SR = np.empty((2, rows), np.int64), np.empty((num_slots, rows), np.int64)
-        angles = [np.empty((len(self._cos), rows, self._cos.shape[2]), np.float32) for _ in range(2)]
+        angles = [own[: ropes * rows * D].reshape(ropes, rows, D) for own in self._angles]
         x_RE, logits_RV = self._x_RE[:rows], self._logits_RV[:rows]
         tables = self._pages.pages_RP, (self._window_pages if num_slots > 1 else self._pages).pages_RP
         inputs = (tokens_2R, *tables, *self._settings, self._cos, self._sin, *self._embedding, slots_SR, *angles, x_RE)
@@ -202,18 +220,8 @@ class DecodeSteps:
         arguments = self.layers.arguments(
             angles, slots_SR, None, empty, scratch, (), empty[None], None, logits_RV, _NONE
         )
-        return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), num_slots, inputs, scratch, arguments)
-
-
-def sample_plainly(logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Ints:
-    """Return the tokens of `sampler.sample` for `plain_samples`."""
-    temperatures = [own.temperature for own in samples]
-    columns = np.zeros((2, len(samples)), np.float32)
-    draws_R = np.zeros(len(samples), np.int64)
-    if any(temperatures):
-        columns[0], columns[1] = temperatures, [own.min_p for own in samples]
-        draws_R[:] = [own.draw for own in samples]
-    return draw_unfiltered(logits_RV, *columns, draws_R)
+        sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
+        return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, arguments)
 
 
 def plain_samples(rows: Sequence[Row]) -> list[Sample] | None:

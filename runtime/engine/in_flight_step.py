@@ -140,6 +140,8 @@ class InFlightStep:
 
     def _token_results(self, tokens_R: Sequence[int]) -> list[RowResult]:
         """Return the results of rows that have a token, or none, for each decode step."""
+        if not self._earlier and NOT_FINITE not in tokens_R:
+            return [RowResult(tokens=[token]) for token in tokens_R]
         steps = [*self._earlier, tokens_R]
         return [
             RowResult(tokens=[*own]) if own[-1] != NOT_FINITE else RowResult(tokens=[*own[:-1]], is_finite=False)
@@ -264,10 +266,9 @@ class InFlightStep:
 
     def _sample_plainly(self, samples: Sequence[Sample]) -> None:
         """Sample one token for each row by `plain_samples`."""
-        from .decode_steps import sample_plainly
-
+        assert self._decodes is not None
         assert self._logits_OV is not None
-        tokens_R = sample_plainly(self._logits_OV, samples)
+        tokens_R = self._decodes.sample(self._logits_OV, samples)
         self._tokens_R = tokens_R.tolist()
         self._runner.last_tokens = LastTokens(torch.from_numpy(tokens_R), range(len(samples)))
 

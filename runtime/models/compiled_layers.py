@@ -391,7 +391,7 @@ class CompiledLayers:
     ) -> None:
         """Compute a step in place, by as many threads as its work is worth. `kv_LX` are `descriptors`, `plans` those of
         the first and last of `windows`, `rest` the `arguments`; with `num_slots` 2 windows have slots of their own."""
-        config, cost = self._config, (int(plans[0][COST]) + int(plans[1][COST])) // 2
+        config, cost = self._config, (plans[0].item(COST) + plans[1].item(COST)) // 2
         multiplications = cost * config.num_kv_heads * config.head_dim * len(kv_LX)
         num_bytes = self._weight_bytes + (self._head.nbytes if with_head and self._head is not None else 0)
         work = len(x_TE) * num_bytes + _ATTENTION_BYTES * multiplications

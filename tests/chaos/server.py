@@ -197,6 +197,7 @@ def serving(flags: Flags) -> Iterator[ChaosServer]:
         (folder / "tmp").mkdir()
         (folder / "log").touch()
         environment = os.environ | {"TMPDIR": str(folder / "tmp")}
+        environment.pop("OMP_NUM_THREADS", None)  # of the other tests: here steps have several threads
         if flags.clock and CAN_MOVE_CLOCK:
             subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / "clock.so", CLOCK, "-ldl"], check=True)
             set_clock(folder, 0)

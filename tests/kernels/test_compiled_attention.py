@@ -441,9 +441,9 @@ def test_values_may_be_the_first_dimensions_of_keys(dtype: torch.dtype) -> None:
     near(memory.attend(q_THD, rows, kv=latents), memory.judge(q_THD, rows)[..., :24])
 
 
-def check_rounded() -> None:
-    """Check rows of many kinds over bfloat16 keys, of one and several registers, with and without a rest."""
-    for head_dim, group in ((64, 7), (80, 3), (36, 1)):
+def check_rounded(*shapes: tuple[int, int]) -> None:
+    """Check rows of many kinds over bfloat16 keys, with head sizes and rows that share a key head as given."""
+    for head_dim, group in shapes:
         memory = Memory.of(2, head_dim, stored=torch.bfloat16)
         prompt = memory.row(100, 40)
         rows = [prompt, memory.row(130, 1, prefix=prompt.pages[:6].tolist()), memory.row(70, 9, [-1, 0, 0, 2])]
@@ -461,5 +461,5 @@ def test_dot_products_are_emulated_where_the_processor_has_none() -> None:
 if __name__ == "__main__":
     from ramiform.kernels.cpu.instructions import HOST
 
-    check_rounded()
+    check_rounded((80, 3))  # several registers and a rest
     print(HOST.emulated)

@@ -69,7 +69,7 @@ def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("way", "busy"), [("tp", True), ("pp", True), ("tp", False)])
+@pytest.mark.parametrize(("way", "busy"), [("tp", True), ("pp", False)])
 def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
     way: str, busy: bool, own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

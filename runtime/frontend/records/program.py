@@ -242,6 +242,8 @@ class ProgramRecord:
         for op, operation in enumerate(message.operations, start=message.first):
             if op >= min(num_known, len(state.answers)) or not _repeats(operation, state.operations[op]):
                 break
+            if isinstance(operation, Fork):
+                self._add_branches(state, op, operation)
             num_kept = op + 1
         else:
             return msgspec.structs.replace(message, first=num_kept, operations=[], notes=[])
@@ -251,6 +253,21 @@ class ProgramRecord:
         rest = message.operations[num_kept - message.first :]
         notes = [note for note in message.notes if note.op >= num_kept]
         return msgspec.structs.replace(message, first=num_kept, operations=rest, notes=notes)
+
+    def _add_branches(self, state: StateRecord, op: int, fork: Fork) -> None:
+        """Record the branches of a repeated fork that had no operation yet when it was recorded."""
+        recorded = state.operations[op]
+        assert isinstance(recorded, Fork)
+        new = [child for child in fork.children if child not in recorded.children]
+        if not new:
+            return
+        if not self.entry.has_room:
+            self.cut = True
+            return
+        self.entry.touch(OPERATION_BYTES * len(new))
+        for child in new:
+            self.states.setdefault(child, StateRecord(child, time.monotonic(), state, op))
+        state.operations[op] = Fork((*recorded.children, *new))
 
     def _generated(self, answer: Done) -> dict[str, Any]:
         fields = answer_fields(answer)

@@ -163,7 +163,7 @@ def test_any_message_on_a_socket_is_answered_or_ends_it(route: str) -> None:
         def throw(example: tuple[bytes, bool]) -> None:
             async def send() -> None:
                 message, as_text = example
-                async with connect(f"ws://127.0.0.1:{built.frontend.http_port}{route}") as socket:
+                async with connect(f"ws://127.0.0.1:{built.frontend.http_port}{route}", open_timeout=120) as socket:
                     with suppress(ConnectionClosed):
                         if route == "/v1/ramiform/live" and len(message) % 2:
                             await socket.send(json.dumps(LIVE[0]))

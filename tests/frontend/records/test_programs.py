@@ -203,6 +203,23 @@ def test_an_exception_of_the_programs_own_is_the_error_of_its_record(runtime: An
     check_spans(view)
 
 
+def test_branches_that_begin_after_their_fork_was_sent_are_recorded(way: Any, url: str) -> None:
+    @ramiform.function
+    def late(s: ProgramState) -> None:
+        s += "A" + gen("a", max_tokens=2, temperature=0)
+        branches = s.fork(2)
+        s["a"]  # over HTTP the fork is sent by now, and its branches by the next request
+        branches += gen("b", max_tokens=2, temperature=0)
+        branches.join("concate_and_append")
+        s += gen("c", max_tokens=2, temperature=0)
+
+    late.run(backend=way)
+    view = record(url, "late")
+    assert [one["parent"] for one in view["states"]] == [None, 0, 0]
+    assert view["generations"] == 4
+    check_spans(view)
+
+
 def test_a_program_that_is_aborted_is_lost(runtime: Any, url: str) -> None:
     @ramiform.function
     def endless(s: ProgramState) -> None:

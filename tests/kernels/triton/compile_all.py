@@ -1,9 +1,11 @@
 """Compiles every kernel of some models for a GPU; prints a JSON object for each. Run by test_compile.py in a process
-that does not interpret: `python compile_all.py CAPABILITY [MODEL ...]`, 90 say."""
+that does not interpret: `python compile_all.py CAPABILITY [MODEL[:PATTERN] ...]`, 90 say. A pattern chooses kernels by
+a part of their names."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -70,11 +72,12 @@ def launches(capability: int, models: list[str]) -> Iterator[tuple[str, Launch]]
     """Yield each compiled form once, with the first model that has it."""
     launch_configs.ASSUMED_CAPABILITY = (capability // 10, capability % 10)
     seen = set()
-    for name in models:
+    for model in models:
+        name, _, pattern = model.partition(":")
         if "fp8" in name and not launch_configs.reads_fp8(torch.device("cpu")):
             continue
         for launch in variants(MODELS[name]):
-            if launch.key not in seen:
+            if launch.key not in seen and re.search(pattern, launch.kernel.__name__):
                 seen.add(launch.key)
                 yield name, launch
 

@@ -61,7 +61,7 @@ def live_api(built: House) -> live.LiveApi:
 
 @asynccontextmanager
 async def viewing(built: House, key: str | None = None, **options: Any) -> AsyncIterator[ClientConnection]:
-    async with connect(address(built), **options) as socket:
+    async with connect(address(built), open_timeout=120, **options) as socket:
         await socket.send(json.dumps({"key": key}))
         yield socket
 
@@ -186,7 +186,7 @@ def test_with_keys_a_key_has_to_be_the_first_message() -> None:
     async def main() -> None:
         async with house(api_key="one,two") as built:
             for first in ({"key": "three"}, {"key": None}, {"key": ""}, {"subscribe": {"health": {}}}, {}):
-                async with connect(address(built)) as socket:
+                async with connect(address(built), open_timeout=120) as socket:
                     await socket.send(json.dumps(first))
                     assert await closing_code(socket) == live.BAD_KEY
             for key in ("one", "two"):
@@ -205,7 +205,7 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(live, "KEY_SECONDS", 0.1)
 
     async def main() -> None:
-        async with house(api_key="one,two") as built, connect(address(built)) as socket:
+        async with house(api_key="one,two") as built, connect(address(built), open_timeout=120) as socket:
             assert await closing_code(socket) == live.BAD_KEY
 
     run(main())
@@ -243,7 +243,7 @@ def test_a_page_of_another_site_cannot_connect_without_a_key() -> None:
     async def main() -> None:
         async with house(cors_origins="https://friend.example") as built:
             with pytest.raises(InvalidStatus) as refused:
-                await connect(address(built), origin="https://evil.example")  # type: ignore[arg-type]
+                await connect(address(built), origin="https://evil.example", open_timeout=120)  # type: ignore[arg-type]
             assert refused.value.response.status_code == 403
             for origin in (built.url, "https://friend.example", None):
                 async with viewing(built, origin=origin) as socket:
@@ -268,7 +268,7 @@ def test_the_number_of_viewers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
                 async with viewing(built, "three") as d:
                     await subscribe(d, health={})
                     await receive(d)
-                    async with connect(address(built)) as too_many:
+                    async with connect(address(built), open_timeout=120) as too_many:
                         assert await closing_code(too_many) == live.TRY_LATER
             await built_until(lambda: live_api(built)._num_viewers.total() == 0)
 

@@ -146,9 +146,9 @@ def test_a_websocket_keeps_its_place_until_it_ends() -> None:
     async def main() -> None:
         async with house(http=True, max_connections=1) as built:
             url = built.url.replace("http", "ws") + "/v1/responses"
-            async with websockets.connect(url, proxy=None):
+            async with websockets.connect(url, proxy=None, open_timeout=120):
                 with pytest.raises(websockets.InvalidStatus) as refused:
-                    await websockets.connect(url, proxy=None)
+                    await websockets.connect(url, proxy=None, open_timeout=120)
                 assert refused.value.response.status_code == 503
             await until(lambda: not connections(built))
             async with connected(built) as peer:

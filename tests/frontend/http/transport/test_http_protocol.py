@@ -272,10 +272,12 @@ def test_a_websocket_whose_handshake_has_a_long_line_is_told_so() -> None:
     async def main() -> None:
         async with house(http=True) as built:
             with pytest.raises(websockets.InvalidStatus) as refused:
-                await websockets.connect(socket_url(built), additional_headers={"x": "a" * 9000}, proxy=None)
+                await websockets.connect(
+                    socket_url(built), additional_headers={"x": "a" * 9000}, proxy=None, open_timeout=120
+                )
             assert refused.value.response.status_code == 431
             with pytest.raises(websockets.InvalidStatus) as refused:
-                await websockets.connect(socket_url(built) + "?" + "a" * 9000, proxy=None)
+                await websockets.connect(socket_url(built) + "?" + "a" * 9000, proxy=None, open_timeout=120)
             assert refused.value.response.status_code == 414
 
     run(main())
@@ -331,7 +333,7 @@ def test_a_websocket_message_of_endless_fragments_ends_the_connection() -> None:
                 yield ""
 
         async with house(http=True) as built:
-            async with websockets.connect(socket_url(built), proxy=None) as peer:
+            async with websockets.connect(socket_url(built), proxy=None, open_timeout=120) as peer:
                 with contextlib.suppress(websockets.ConnectionClosed):
                     await peer.send(fragments())
                 await peer.wait_closed()
