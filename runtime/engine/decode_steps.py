@@ -31,7 +31,7 @@ _NONE = np.empty(0, np.float32)
 _MIN_SHARED = 1 << 18  # logits of a step from which on threads share sampling
 
 
-class _PageTables:
+class PageTables:
     """Page tables of rows as one array [R, P]. Most rows have the pages that they had in the step before."""
 
     def __init__(self) -> None:
@@ -40,11 +40,12 @@ class _PageTables:
 
     def update(self, pages_R: Sequence[list[int]]) -> bool:
         """Write the rows' pages; return True if the array is a new one."""
-        (most, width), longest = self.pages_RP.shape, max(map(len, pages_R))
-        grows = len(pages_R) > most or longest > width
-        if grows:
-            shape = max(2 * most, len(pages_R)), max(2 * width if longest > width else width, longest)
-            self.pages_RP, self._kept_R = np.zeros(shape, np.int64), [[]] * shape[0]
+        (most, width), count, longest = self.pages_RP.shape, len(pages_R), max(map(len, pages_R))
+        grows = count > most or longest > width
+        if grows:  # rows and widths apart: with each long row twice the rows, the table would be huge
+            most = most if count <= most else max(2 * most, count)
+            width = width if longest <= width else max(2 * width, longest)
+            self.pages_RP, self._kept_R = np.zeros((most, width), np.int64), [[]] * most
         kept_R = self._kept_R
         for row, pages in enumerate(pages_R):
             if pages != kept_R[row]:
@@ -73,7 +74,7 @@ class DecodeSteps:
         """The caches `kv` are those of all steps."""
         self.layers, self.kv = layers, kv
         self._model = model
-        self._pages, self._window_pages = _PageTables(), _PageTables()
+        self._pages, self._window_pages = PageTables(), PageTables()
         self._memory: dict[tuple[int, int], _Memory] = {}  # by rows and kinds of slots
         self._now: _Memory | None = None
         self._longest = 0  # tokens of a row

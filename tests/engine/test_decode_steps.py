@@ -11,7 +11,7 @@ import torch
 from ramiform.kernels import NOT_FINITE
 from ramiform.kernels.cpu.ops import likeliest
 from ramiform.runtime.engine import ForwardEngine
-from ramiform.runtime.engine.decode_steps import DecodeSteps, plain_samples
+from ramiform.runtime.engine.decode_steps import DecodeSteps, PageTables, plain_samples
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
@@ -79,6 +79,20 @@ def test_logits_keys_and_values_have_the_bits_of_the_general_way(
                 lengths[r] += 1
         with pytest.raises(IndexError, match="-2"):
             steps.logits([row(0, lengths[0], [-2], window_pages)], NO_LAST_TOKENS)
+
+
+def test_page_tables_grow_only_where_they_lack_room() -> None:
+    tables = PageTables()
+    assert tables.update([[1]] * 40)
+    for length in (20, 40, 80, 160):
+        rows = [[5] * length, *([r] * 3 for r in range(39))]
+        assert tables.update(rows)
+        assert not tables.update(rows)
+        assert [tables.pages_RP[r, : len(pages)].tolist() for r, pages in enumerate(rows)] == rows
+    assert tables.pages_RP.shape == (40, 256)
+    shrunk = [[7], [8] * 5]
+    assert not tables.update(shrunk)
+    assert [tables.pages_RP[r, : len(pages)].tolist() for r, pages in enumerate(shrunk)] == shrunk
 
 
 def test_a_row_that_follows_computes_the_token_sampled_before(engine: ForwardEngine) -> None:
