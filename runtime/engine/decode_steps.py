@@ -201,6 +201,9 @@ class DecodeSteps:
         scratch = self.layers.scratch_of(rows)
         memory = self._memory.get((rows, num_slots))
         if memory is None or memory.scratch is not scratch:
+            # Others that have scratch memory of before would keep it from being freed.
+            kept = self.layers.scratch
+            self._memory = {key: own for key, own in self._memory.items() if kept.get(key[0]) is own.scratch}
             memory = self._memory[rows, num_slots] = self._new_memory(rows, num_slots, scratch)
         return memory
 

@@ -237,7 +237,7 @@ class CompiledLayers:
         self._mixture_factors = mixtures[0].factors if mixtures else np.empty(0, np.float32)
         self._sinks = [layer.sinks_H for layer in layers]
         self._memory: list[Floats] = [np.empty(0, np.float32)] * 9
-        self._scratch: dict[int, StepScratch] = {}  # by the number of rows
+        self.scratch: dict[int, StepScratch] = {}  # by the number of rows
         self._phases = new_phases(PHASES_PER_LAYER * len(layers) + HEAD_PHASES)
         self._num_slots = 1  # kinds of slots of the last step
         self.windows = list(dict.fromkeys(config.windows))  # one or two
@@ -416,8 +416,8 @@ class CompiledLayers:
 
         It is kept, because fresh memory is slow to write to. All steps share it.
         """
-        if rows in self._scratch:
-            return self._scratch[rows]
+        if rows in self.scratch:
+            return self.scratch[rows]
         config, hidden = self._config, self._config.hidden_size
         qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         size = int(self._records_LFW[:, DOWN, 2].max())  # inputs of the last matrix: the MLP's intermediate size
@@ -426,8 +426,8 @@ class CompiledLayers:
         numbers = qkv, config.num_heads * config.head_dim, hidden, hidden, 2 * size, size
         shapes = [*((rows, number) for number in numbers), (1, prepared), (1, inputs // 4), (1, products // 4)]
         is_larger = any(shape[0] * shape[1] > memory.size for shape, memory in zip(shapes, self._memory, strict=True))
-        if is_larger or len(self._scratch) == _MOST_SCRATCH:
-            self._scratch.clear()  # views keep the memory that they are of
+        if is_larger or len(self.scratch) == _MOST_SCRATCH:
+            self.scratch.clear()  # views keep the memory that they are of
         views: list[Any] = []
         for place, (length, number) in enumerate(shapes):
             if self._memory[place].size < length * number:
@@ -439,7 +439,7 @@ class CompiledLayers:
         if mixture.size:
             mixture[OWN_MEMORY] = inputs
             mixture[INPUTS_MEMORY], mixture[PRODUCTS_MEMORY] = inputs_memory.ctypes.data, products_memory.ctypes.data
-        return self._scratch.setdefault(rows, StepScratch(views, mixture))
+        return self.scratch.setdefault(rows, StepScratch(views, mixture))
 
     def _mixture_bytes(self, rows: int, hidden: int) -> tuple[int, int]:
         """Return the bytes of memory that a step's mixtures need, before and after their first products."""

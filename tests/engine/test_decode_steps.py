@@ -108,6 +108,20 @@ def test_a_row_that_follows_computes_the_token_sampled_before(engine: ForwardEng
         assert not torch.equal(got, want[0])
 
 
+def test_scratch_memory_is_let_go_once_it_was_replaced_by_a_larger_one(engine: ForwardEngine) -> None:
+    model = engine._runner.model
+    with torch.inference_mode():
+        steps = DecodeSteps.of(model, engine._runner.pool.layers)
+        assert steps is not None
+        rows = [Row(rid="", tokens=[7], first_position=0, pages=[r], sample=GREEDY) for r in range(4)]
+        for count in (1, 2, 3):
+            steps.logits(rows[:count], NO_LAST_TOKENS)
+        steps.layers.scratch_of(2 * max(steps.layers.scratch))  # as a long prompt's step does
+        for count in (4, 1):
+            steps.logits(rows[:count], NO_LAST_TOKENS)
+        assert all(own.scratch is steps.layers.scratch.get(count) for (count, _), own in steps._memory.items())
+
+
 def test_the_likeliest_token_is_the_first_of_the_largest() -> None:
     rng = np.random.default_rng(1)
     for size in (1, 3, 255, 256, 257, 2000):
