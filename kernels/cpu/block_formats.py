@@ -63,7 +63,7 @@ class BlockFormat:
 
     @property
     def is_costly(self) -> bool:
-        """Whether groups take longer to unpack than to shift and mask codes once."""
+        """True if a group takes more to unpack than one shift and mask of its codes."""
         return self.bits < 4 or len(self.planes) > 1 or self.has_small_scales
 
     @property

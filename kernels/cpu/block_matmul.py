@@ -399,7 +399,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
     form = _FORMATS[number]
     groups, group_bytes, is_costly = form.groups, _unpacked_bytes(form), form.is_costly
     memory_bytes = most_units * groups * group_bytes if is_costly else 64
-    fetches_alone = form.bits < 8  # one stream of bytes the processor fetches better by itself
+    is_fetched = form.bits < 8  # a single stream of bytes is fetched better by the processor itself
 
     def multiply(
         codes: int,
@@ -437,7 +437,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                         ahead, ahead_bytes = weights + begin * unit_bytes, unit_bytes // groups
                         if num_tiles == 1:
                             ahead += _AHEAD_BYTES
-                            if not fetches_alone:
+                            if not is_fetched:
                                 ahead_bytes = 0
                         else:  # the tiles share the weights that come after theirs
                             ahead += next_bytes

@@ -206,7 +206,8 @@ def _order(bits: np.int32) -> np.int32:
 
 @compiled("int64(float32[::1])")
 def likeliest(logits_V: Floats) -> int:
-    """Return the first index of the largest number. Integers are compared in vectors, floats would not be."""
+    """Return the first index of the largest number, NaN before all. Bits are compared, because loops over integers
+    are vectorised and those over floats are not."""
     most, at = np.int32(-0x7FFFFFFF), 0
     for start in range(0, len(logits_V), _ARGMAX_BLOCK):
         bits_B = logits_V[start : start + _ARGMAX_BLOCK].view(np.int32)
@@ -250,15 +251,11 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
 
 def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R]. The rows' top-k and top-p filter nothing, or their temperature is 0."""
-    columns = [tensor.numpy() for tensor in (sampling.temperature_R, sampling.min_p_R, sampling.draw_R)]
-    return torch.from_numpy(draw_unfiltered(logits_RV.contiguous(), *columns))
-
-
-def draw_unfiltered(logits_RV: torch.Tensor, temperature_R: Floats, min_p_R: Floats, draw_R: Ints) -> Ints:
-    """Return `sample_unfiltered` of arrays."""
-    arrays = logits_RV.numpy(), temperature_R, min_p_R, draw_R, np.empty(len(logits_RV), np.int64)
+    tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
+    columns = sampling.temperature_R, sampling.min_p_R, sampling.draw_R, tokens_R
+    arrays = [tensor.numpy() for tensor in (logits_RV.contiguous(), *columns)]
     share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
-    return arrays[-1]
+    return tokens_R
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1], boolean[::1])")

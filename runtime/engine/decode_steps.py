@@ -1,7 +1,7 @@
-"""Decode steps on a CPU with few calls and no tensors between them: arrays are kept, and loops write and read them.
+"""Compute decode steps on a CPU with few Python calls: compiled loops read and write arrays kept between steps.
 
-A small model computes such a step in less time than objects for its inputs take. `inputs.decoder_inputs`,
-`Decoder.logits_of_step` and `sampler.sample` define the results, and steps of other rows and devices go that way.
+A small model computes such a step in less time than it takes to build tensors of its inputs. The results are those of
+`inputs.decoder_inputs`, `Decoder.logits_of_step` and `sampler.sample`, which compute all other steps.
 
 Legend: R rows, P pages of a row, S kinds of layers, E hidden size, V vocabulary.
 """
@@ -28,7 +28,6 @@ from .kv_pool import PAGE_SIZE
 from .last_tokens import LastTokens
 
 _NONE = np.empty(0, np.float32)
-_MIN_SHARED = 1 << 18  # logits of a step from which on threads share sampling
 
 
 class PageTables:
@@ -110,8 +109,9 @@ class DecodeSteps:
         return None if any(rope.depends_on_length for rope in model.ropes) else cls(model, layers, kv)
 
     @staticmethod
-    def suit(rows: Sequence[Row]) -> bool:
-        """Return True if each row has one token, and a token is all that is wanted of it."""
+    def supports(rows: Sequence[Row]) -> bool:
+        """Return True if each row has one token and may sample one, and nothing else is asked for: no score, sum of
+        hidden states, draft or adapter."""
         for row in rows:
             samples = row.sample is not None or row.follows is not None
             if len(row.tokens) != 1 or not samples or row.parents is not None or row.adapter:
@@ -120,10 +120,20 @@ class DecodeSteps:
                 return False
         return True
 
-    def logits(self, rows: Sequence[Row], last_tokens: LastTokens) -> torch.Tensor:
-        """Return the logits of rows that `suit`, float32 [R, V], until the next step; write their keys and values.
+    @staticmethod
+    def plain_samples(rows: Sequence[Row]) -> list[Sample] | None:
+        """Return the rows' sampling if `sample` computes it: argmax, or a draw from all tokens or those of `min_p`."""
+        samples = [row.sample for row in rows if row.sample is not None and row.mask is None]
+        for own in samples:
+            filters = own.temperature > 0 and (own.top_k is not None or own.top_p < 1)
+            if filters or own.penalties is not None or own.logit_bias or own.num_top_logprobs is not None:
+                return None
+        return samples if len(samples) == len(rows) else None
 
-        Raises IndexError when a token is not in the vocabulary.
+    def logits(self, rows: Sequence[Row], last_tokens: LastTokens) -> torch.Tensor:
+        """Return the logits of rows that it `supports`, float32 [R, V]; write their keys and values.
+
+        The next step overwrites the logits. Raises IndexError when a token is not in the vocabulary.
         """
         num_slots = 2 if rows[0].window_pages else 1
         is_new = self._pages.update([row.pages for row in rows])
@@ -140,8 +150,7 @@ class DecodeSteps:
         return self._compute(memory)
 
     def next_logits(self, tokens_R: Ints) -> torch.Tensor:
-        """Return the logits after one more token of each row of the last step, as `logits`. The rows have pages for
-        it."""
+        """Return `logits` after one more token of each row of the last step, whose pages have room for it."""
         assert self._now is not None
         if self._reserve_angles():
             self._memory.clear()
@@ -152,7 +161,10 @@ class DecodeSteps:
         return self._compute(memory)
 
     def sample(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Ints:
-        """Return the tokens of `sampler.sample` for `plain_samples` of the last step's rows, until the next step."""
+        """Return the tokens of `sampler.sample` for `plain_samples` of the last step's rows, int64 [R].
+
+        The next step overwrites them.
+        """
         assert self._now is not None
         temperature_R, min_p_R, draw_R, tokens_R = self._now.sampling
         temperatures = [own.temperature for own in samples]
@@ -160,10 +172,7 @@ class DecodeSteps:
         if any(temperatures):
             min_p_R[:], draw_R[:] = [own.min_p for own in samples], [own.draw for own in samples]
         arrays = logits_RV.numpy(), temperature_R, min_p_R, draw_R, tokens_R
-        if logits_RV.numel() < _MIN_SHARED:
-            sample_rows(*arrays)
-        else:
-            share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
+        share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
         return tokens_R
 
     def _compute(self, memory: _Memory) -> torch.Tensor:
@@ -226,14 +235,3 @@ class DecodeSteps:
         )
         sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
         return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, arguments)
-
-
-def plain_samples(rows: Sequence[Row]) -> list[Sample] | None:
-    """Return the rows' sampling if each takes its likeliest token, or draws from all of them, and nothing else is asked
-    for; else None."""
-    samples = [row.sample for row in rows if row.sample is not None and row.mask is None]
-    for own in samples:
-        filters = own.temperature > 0 and (own.top_k is not None or own.top_p < 1)
-        if filters or own.penalties is not None or own.logit_bias or own.num_top_logprobs is not None:
-            return None
-    return samples if len(samples) == len(rows) else None

@@ -48,21 +48,19 @@ class ModelRunner:
     graphs: StepGraphs | None = None
     last_tokens: LastTokens = NO_LAST_TOKENS
     last_results: Sequence[RowResult] = ()  # of the step that was waited for last
-    _decodes: DecodeSteps | None = None  # those that `decode_steps` returned last
+    _decodes: DecodeSteps | None = None  # of the layers and caches of the last step
 
     def decode_steps(self, rows: Sequence[Row]) -> DecodeSteps | None:
-        """Return what computes a step of decode rows with few calls, if it computes these."""
+        """Return the decode steps that compute these rows with few calls, or None."""
         layers = self.model.compiled_head
         if layers is None or self.graphs is not None or self.group.stage.size > 1 or self.group.shard.size > 1:
             return None
-        from .decode_steps import DecodeSteps  # here, because it imports numba
-
-        if not DecodeSteps.suit(rows):
-            return None
-        kv = self.pool.arriving_layers()
+        kv = self.pool.layers
         if self._decodes is None or self._decodes.layers is not layers or self._decodes.kv is not kv:
+            from .decode_steps import DecodeSteps  # here, because it imports numba
+
             self._decodes = DecodeSteps.of(self.model, kv)
-        return self._decodes
+        return self._decodes if self._decodes is not None and self._decodes.supports(rows) else None
 
     def forward(
         self, rows: list[Row], wanted: np.ndarray, *, features: bool
@@ -242,9 +240,7 @@ class InFlightStep:
         """Queue sampling and verification, and keep the tokens for the next step."""
         runner, logits_OV = self._runner, self._logits_OV
         if self._decodes is not None:
-            from .decode_steps import plain_samples
-
-            samples = plain_samples(rows)
+            samples = self._decodes.plain_samples(rows)
             if samples is not None:
                 self._sample_plainly(samples)
                 return
@@ -265,7 +261,7 @@ class InFlightStep:
         runner.last_tokens = LastTokens(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
 
     def _sample_plainly(self, samples: Sequence[Sample]) -> None:
-        """Sample one token for each row by `plain_samples`."""
+        """Sample one token for each row. `samples` are `plain_samples`."""
         assert self._decodes is not None
         assert self._logits_OV is not None
         tokens_R = self._decodes.sample(self._logits_OV, samples)

@@ -11,7 +11,7 @@ import torch
 from ramiform.kernels import NOT_FINITE
 from ramiform.kernels.cpu.ops import likeliest
 from ramiform.runtime.engine import ForwardEngine
-from ramiform.runtime.engine.decode_steps import DecodeSteps, PageTables, plain_samples
+from ramiform.runtime.engine.decode_steps import DecodeSteps, PageTables
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
@@ -66,7 +66,7 @@ def test_logits_keys_and_values_have_the_bits_of_the_general_way(
         lengths = list(LENGTHS)
         for number, places in enumerate([[0, 1, 2], [1, 2], [1, 2], [2], [0, 2], [2, 0]]):
             rows = [row(r, lengths[r], [60 + r + number], window_pages) for r in places]
-            assert steps.suit(rows)
+            assert steps.supports(rows)
             inputs = decoder_inputs(rows, model, np.arange(len(rows)), general.layers[0])
             want = model.logits_of_step(inputs, general.layers)
             # The third step is one more of the rows of the second.
@@ -141,7 +141,7 @@ def test_plain_samples_give_the_tokens_of_the_sampler(engine: ForwardEngine) -> 
     logits_RV[6:8, 40] = torch.nan
     for some in (samples, [GREEDY] * len(samples)):
         rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in some]
-        assert plain_samples(rows) == some
+        assert DecodeSteps.plain_samples(rows) == some
         with torch.inference_mode():
             steps.logits(rows, NO_LAST_TOKENS)
             got = steps.sample(logits_RV, some).tolist()
@@ -165,9 +165,12 @@ def test_plain_samples_give_the_tokens_of_the_sampler(engine: ForwardEngine) -> 
 )
 def test_sampling_that_asks_for_more_goes_the_general_way(other: Sample) -> None:
     rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in (GREEDY, other)]
-    assert plain_samples(rows) is None
+    assert DecodeSteps.plain_samples(rows) is None
     assert (
-        plain_samples([rows[0], Row(rid="", tokens=[1], first_position=0, pages=[0], sample=GREEDY, mask=b"")]) is None
+        DecodeSteps.plain_samples(
+            [rows[0], Row(rid="", tokens=[1], first_position=0, pages=[0], sample=GREEDY, mask=b"")]
+        )
+        is None
     )
 
 
@@ -193,5 +196,5 @@ def test_plans_have_the_results_of_the_general_way(
     monkeypatch.setattr(DecodeSteps, "next_logits", lambda *args: computed.append(args) or next_logits(*args))
     got = engine.run(plan).rows
     assert len(computed) == num_decodes - 1
-    monkeypatch.setattr(DecodeSteps, "suit", lambda rows: False)
+    monkeypatch.setattr(DecodeSteps, "supports", lambda self, rows: False)
     assert engine.run(plan).rows == got
