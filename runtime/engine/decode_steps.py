@@ -30,7 +30,7 @@ from .last_tokens import LastTokens
 _NONE = np.empty(0, np.float32)
 
 
-class PageTables:
+class PageTableArray:
     """Page tables of rows as one array [R, P]. Most rows have the pages that they had in the step before."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PageTables:
         """Write the rows' pages; return True if the array is a new one."""
         (most, width), count, longest = self.pages_RP.shape, len(pages_R), max(map(len, pages_R))
         grows = count > most or longest > width
-        if grows:  # rows and widths apart: with each long row twice the rows, the table would be huge
+        if grows:  # each side by itself: with twice the rows for each longer row, the table would be huge
             most = most if count <= most else max(2 * most, count)
             width = width if longest <= width else max(2 * width, longest)
             self.pages_RP, self._kept_R = np.zeros((most, width), np.int64), [[]] * most
@@ -73,7 +73,7 @@ class DecodeSteps:
         """The caches `kv` are those of all steps."""
         self.layers, self.kv = layers, kv
         self._model = model
-        self._pages, self._window_pages = PageTables(), PageTables()
+        self._pages, self._window_pages = PageTableArray(), PageTableArray()
         self._memory: dict[tuple[int, int], _Memory] = {}  # by rows and kinds of slots
         self._now: _Memory | None = None
         self._longest = 0  # tokens of a row

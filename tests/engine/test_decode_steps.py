@@ -11,7 +11,7 @@ import torch
 from ramiform.kernels import NOT_FINITE
 from ramiform.kernels.cpu.ops import likeliest
 from ramiform.runtime.engine import ForwardEngine
-from ramiform.runtime.engine.decode_steps import DecodeSteps, PageTables
+from ramiform.runtime.engine.decode_steps import DecodeSteps, PageTableArray
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
@@ -82,7 +82,7 @@ def test_logits_keys_and_values_have_the_bits_of_the_general_way(
 
 
 def test_page_tables_grow_only_where_they_lack_room() -> None:
-    tables = PageTables()
+    tables = PageTableArray()
     assert tables.update([[1]] * 40)
     for length in (20, 40, 80, 160):
         rows = [[5] * length, *([r] * 3 for r in range(39))]

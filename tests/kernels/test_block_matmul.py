@@ -92,6 +92,16 @@ def test_parts_may_have_formats_of_their_own(T: int) -> None:
         PackedMatrix.of_blocks([("Q5_0", found[2][0]), ("Q8_0", found[1][0])])
 
 
+def test_numbers_that_are_not_finite_are_not_hidden() -> None:
+    matrix = PackedMatrix.of_blocks([("Q6_K", stored("Q6_K", 5, 256)[0])])
+    for number in (float("nan"), float("inf"), -float("inf")):
+        x = torch.ones(20, 256)  # so many that weights are unpacked
+        x[1, 40] = number
+        y = packed_matmul(x, matrix)
+        assert y[1].isnan().all()
+        assert y[torch.arange(20) != 1].isfinite().all()
+
+
 def test_sums_of_extreme_codes_are_exact() -> None:
     for name, form in BLOCK_FORMATS.items():
         for byte in (0, 255):
