@@ -18,7 +18,16 @@ from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
 from ramiform.runtime.engine.sampler import sample
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan, Penalties, Row, Sample
+from ramiform.runtime.scheduler.plan import (
+    PENDING,
+    ForwardPlan,
+    Penalties,
+    Row,
+    RowResult,
+    RowSampling,
+    Sample,
+    SamplingPlan,
+)
 from ramiform.tests.models.test_families import make_judge
 
 CPU = torch.device("cpu")
@@ -198,3 +207,34 @@ def test_plans_have_the_results_of_the_general_way(
     assert len(computed) == num_decodes - 1
     monkeypatch.setattr(DecodeSteps, "supports", lambda self, rows: False)
     assert engine.run(plan).rows == got
+
+
+def test_overlapped_steps_have_the_results_of_the_general_way(
+    engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [GREEDY, Sample(temperature=1.5, draw=7), Sample(temperature=1.0, draw=3, num_top_logprobs=3)]
+
+    def results() -> list[list[RowResult]]:
+        """Read each step's results, log-probabilities too, when the next one is computed."""
+        found, own = [], [0, 1, 2]
+        rows = [Row(rid="", tokens=[r + 3], first_position=0, pages=[r], sample=samples[r]) for r in own]
+        launched = engine.launch(ForwardPlan(step=1, copies=[], rows=rows))
+        for step, following in enumerate([[2, 0, 1], [0, 1], [1, 0], [1]], start=2):  # rows of the step before
+            own = [own[row] for row in following]
+            rows = [
+                Row(rid="", tokens=[PENDING], first_position=step - 1, pages=[r], follows=row)
+                for r, row in zip(own, following, strict=True)
+            ]
+            now = engine.launch(ForwardPlan(step=step, copies=[], rows=rows))
+            found.append(launched.wait().rows)
+            now.sample(SamplingPlan(step, [RowSampling(samples[r], None) for r in own]))
+            launched = now
+        return [*found, launched.wait().rows]
+
+    computed = []
+    logits = DecodeSteps.logits
+    monkeypatch.setattr(DecodeSteps, "logits", lambda *args: computed.append(args) or logits(*args))
+    got = results()
+    assert len(computed) == 5
+    monkeypatch.setattr(DecodeSteps, "supports", lambda self, rows: False)
+    assert results() == got
