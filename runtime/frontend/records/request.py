@@ -46,12 +46,13 @@ class RequestRecorder:
             self.record.end(title, status)
 
 
-def begin_sample(log: ProgramLog, tokens: list[int], sampling: SamplingParams) -> SampleRecord:
-    """Return the record of a sample that begins: one of the current request, or else one of its own."""
+def begin_sample(log: ProgramLog, tokens: list[int], sampling: SamplingParams, began: float) -> SampleRecord:
+    """Return the record of a sample, one of the current request or else one of its own. It began at `began`, before it
+    was submitted: the core may have computed since."""
     recorder = current_request.get()
     if recorder is not None:
-        return recorder.begin(log).add(tokens, sampling)
-    return RequestRecord(log, Owner(), "generation", is_single=True).add(tokens, sampling)
+        return recorder.begin(log).add(tokens, sampling, began)
+    return RequestRecord(log, Owner(), "generation", is_single=True).add(tokens, sampling, began)
 
 
 class SampleRecord:
@@ -70,11 +71,11 @@ class SampleRecord:
         "text",
     )
 
-    def __init__(self, request: RequestRecord, prompt: array[int], sampling: SamplingParams) -> None:
+    def __init__(self, request: RequestRecord, prompt: array[int], sampling: SamplingParams, began: float) -> None:
         self._request = request
         self.prompt = prompt
         self.sampling = sampling
-        self.began = time.monotonic()
+        self.began = began
         self.first_text: float | None = None
         self.ended: float | None = None
         self.status: Status = "running"
@@ -128,12 +129,12 @@ class RequestRecord:
         self._prompt: tuple[list[int], array[int]] | None = None  # of the sample before, which may be another of it
         self.entry = log.add(owner, self)
 
-    def add(self, tokens: list[int], sampling: SamplingParams) -> SampleRecord:
-        """Record a sample that begins."""
+    def add(self, tokens: list[int], sampling: SamplingParams, began: float) -> SampleRecord:
+        """Record a sample that began at `began`, a time of `time.monotonic`."""
         if self._prompt is None or self._prompt[0] is not tokens:
             self._prompt = tokens, _packed(tokens[:MAX_PROMPT])
             self.entry.touch(4 * len(self._prompt[1]))
-        sample = SampleRecord(self, self._prompt[1], sampling)
+        sample = SampleRecord(self, self._prompt[1], sampling, began)
         if self.entry.has_room:
             self.samples.append(sample)
         constraint = sampling.constraint

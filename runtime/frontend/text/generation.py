@@ -123,7 +123,9 @@ class SampleStream:
         if self._name is not None:
             self._named[self._name].add(self)
         is_recorded = generator.log is not None and prompt.program is None  # programs have records of their own
-        self._record = begin_sample(generator.log, prompt.tokens, prompt.sampling) if is_recorded else None
+        self._record = None
+        if is_recorded:
+            self._record = begin_sample(generator.log, prompt.tokens, prompt.sampling, self._began)
 
     async def result(self) -> FinishedSample:
         """Wait for the end and return the output. Raises RamiformError when the request failed."""
