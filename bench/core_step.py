@@ -38,11 +38,11 @@ def serve_rounds(model: Path) -> None:
     from ramiform.runtime.protocol.sampling import SamplingParams
     from ramiform.runtime.scheduler import batch
 
-    suit: Any = None
+    supports: Any = None
     with suppress(ImportError):  # an older checkout
         from ramiform.runtime.engine.decode_steps import DecodeSteps
 
-        suit = DecodeSteps.suit
+        supports = DecodeSteps.supports
     core = load_core(CoreConfig(model=str(model), dtype="float32", device="cpu", wait_for_loops=True))
     start_collections()
     num_steps = 0
@@ -57,8 +57,8 @@ def serve_rounds(model: Path) -> None:
     print("ready", flush=True)
     for round_number, line in enumerate(sys.stdin):
         rows, decodes, general = json.loads(line)
-        if suit is not None:
-            DecodeSteps.suit = staticmethod((lambda rows: False) if general else suit)  # type: ignore[method-assign]
+        if supports is not None:
+            DecodeSteps.supports = staticmethod((lambda rows: False) if general else supports)  # type: ignore[method-assign]
         if hasattr(batch, "MAX_CONTINUOUS"):
             batch.CONTINUOUS_SECONDS, batch.MAX_CONTINUOUS = float("inf"), decodes
         sampling = SamplingParams(temperature=0.0, max_new_tokens=OUTPUT, ignore_eos=True)

@@ -54,7 +54,7 @@ class PageTableArray:
 
 
 class _Memory(NamedTuple):
-    """What steps of a number of rows read and write."""
+    """Holds the arrays and arguments of steps with one number of rows, kept from step to step."""
 
     tokens_2R: Ints  # and positions
     x_RE: Floats

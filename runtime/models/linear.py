@@ -79,7 +79,7 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class _LinearOfParts:
-    """What linear layers of several parts, each in its own weight format, have in common."""
+    """Finishes and measures a linear layer of several parts, each in its own weight format."""
 
     parts: tuple[Linear, ...]
     sizes: tuple[int, ...]  # outputs of each part, or inputs
@@ -129,7 +129,7 @@ class SummedLinear(_LinearOfParts):
 
 @dataclass(frozen=True, slots=True)
 class WrappedLinear:
-    """What linear layers that compute another one in their own way have in common."""
+    """Loads, finishes and measures the linear layer that a subclass computes in its own way."""
 
     linear: Linear
 

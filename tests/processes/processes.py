@@ -1,4 +1,4 @@
-"""Processes by their ids: children, and whether they live. And free ports."""
+"""Processes by their ids: children, and whether they live. Free ports, and a program without end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import select
 import socket
 from pathlib import Path
+
+import ramiform
 
 SOON = 60.0  # seconds; far more than it takes
 
@@ -49,3 +51,13 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("no port is free")
+
+
+@ramiform.function
+def endless(s: ramiform.ProgramState) -> None:
+    """Generate in one branch after the other until something ends the program."""
+    s += "Tell me everything." + ramiform.gen("began", max_tokens=1)
+    while True:  # however fast the runtime is
+        [branch] = s.fork(1)
+        branch += ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+        branch["x"]

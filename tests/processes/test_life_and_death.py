@@ -18,19 +18,10 @@ import ramiform
 from ramiform.runtime.processes import parent_watchdog
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
-from .processes import SOON, children, is_alive, wait_until_dead
+from .processes import SOON, children, endless, is_alive, wait_until_dead
 
 MANY = 16  # programs
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
-
-
-@ramiform.function
-def endless(s: ramiform.ProgramState) -> None:
-    s += "Tell me everything." + ramiform.gen("began", max_tokens=1)
-    while True:  # however fast the runtime is
-        [branch] = s.fork(1)
-        branch += ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
-        branch["x"]
 
 
 @pytest.mark.exhaustive

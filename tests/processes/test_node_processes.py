@@ -16,7 +16,7 @@ import pytest
 import ramiform
 from ramiform.runtime.protocol.keys import make_keys
 
-from .processes import SOON, all_children, children, free_port, wait_until_dead
+from .processes import SOON, all_children, children, endless, free_port, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
 
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
@@ -56,15 +56,6 @@ def end_the_node(core: int, node: int, rank: int) -> str:
 def interrupt_the_node(core: int, node: int, rank: int) -> str:
     os.kill(node, signal.SIGINT)
     return "node 1 was told to end"
-
-
-@ramiform.function
-def endless(s: ramiform.ProgramState) -> None:
-    s += "Tell me everything." + ramiform.gen("began", max_tokens=1)
-    while True:  # however fast the runtime is
-        [branch] = s.fork(1)
-        branch += ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
-        branch["x"]
 
 
 @pytest.mark.exhaustive

@@ -16,7 +16,7 @@ import transformers
 import ramiform
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
-from .processes import SOON, all_children, children, wait_until_dead
+from .processes import SOON, all_children, children, endless, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
 
 DIVIDED: list[dict[str, Any]] = [
@@ -32,15 +32,6 @@ def branches(s: ramiform.ProgramState) -> None:
         branch += ramiform.gen("x", max_tokens=8, temperature=0.0)
     s += "".join(branch["x"] for branch in forks)
     s += ramiform.select("y", ["France", "Spain", "a lamp"])
-
-
-@ramiform.function
-def endless(s: ramiform.ProgramState) -> None:
-    s += "Tell me everything." + ramiform.gen("began", max_tokens=1)
-    while True:  # however fast the runtime is
-        [branch] = s.fork(1)
-        branch += ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
-        branch["x"]
 
 
 @pytest.fixture(scope="module", params=DIVIDED, ids=str)
