@@ -55,10 +55,10 @@ LEGEND = """\
   that it sees. In the last layer all tokens need keys and values, but only sampled ones queries, attention, output and
   MLP; the head is theirs too.
 - **Reading**: at {read:.1f} GB/s, all weights once, in the served dtype, and once the keys and values that were there
-  before the step, however many rows see a page. It counts in full where the case's weights and pages together outgrow
-  the third cache ({cache:.0f} MiB), and not at all where they fit in.
-- **Least**: the larger of the two for each step; the limit's share is least / replayed. Not counted: norms, rotation,
-  softmax, sampling, writing, and that no processor computes a few rows at its peak."""
+  before the step, however many rows see a page. All of it comes from memory in this column.
+- **Least**: for each step the larger of computing, and of reading what the third cache ({cache:.0f} MiB) has no room
+  for: it might hold the rest from the step before, all of it in steps of few rows. The limit's share: least / replayed.
+- Not counted are norms, rotation, softmax, sampling, writing, and that no processor computes a few rows at its peak."""
 
 SUMS = """\
 Seconds of whole cases, which are the sum of four parts: replayed steps; what live steps took more, which is planning,
@@ -100,7 +100,8 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step: as it ran, replayed, and at the least."""
+    """Seconds of a step: as it ran, replayed, and at the least. Reading is from memory, `uncached` of what outgrows the
+    third cache."""
 
     kind: str
     tokens: int
@@ -108,10 +109,11 @@ class Cost:
     replayed: float
     compute: float
     reading: float
+    uncached: float
 
     @property
     def least(self) -> float:
-        return max(self.compute, self.reading)
+        return max(self.compute, self.uncached)
 
 
 def live_steps(entries: Iterable[LogEntry]) -> list[LiveStep]:
@@ -134,21 +136,19 @@ def kind_of(rows: Sequence[Row]) -> str:
     return next((name for most, name in KINDS.items() if num_decodes <= most), MORE)
 
 
-def costs_of(
-    steps: Sequence[LiveStep], replayed: Replayed, work: Work, machine: Machine, cache_bytes: int
-) -> list[Cost]:
-    reads = work.touched_bytes(step.plan.rows for step in steps) > cache_bytes
-    return [
-        Cost(
-            kind=kind_of(step.plan.rows),
-            tokens=step.plan.num_tokens,
-            live=step.ended - step.began,
-            replayed=seconds,
-            compute=work.step_flops(step.plan.rows) / machine.flops,
-            reading=work.step_bytes(step.plan.rows) / machine.read if reads else 0.0,
-        )
-        for step, seconds in zip(steps, replayed.seconds, strict=True)
-    ]
+def cost_of(step: LiveStep, replayed: float, work: Work, machine: Machine, cache_bytes: int) -> Cost:
+    """`replayed` are seconds; the third cache has `cache_bytes`."""
+    rows = step.plan.rows
+    num_bytes = work.step_bytes(rows)
+    return Cost(
+        kind=kind_of(rows),
+        tokens=step.plan.num_tokens,
+        live=step.ended - step.began,
+        replayed=replayed,
+        compute=work.step_flops(rows) / machine.flops,
+        reading=num_bytes / machine.read,
+        uncached=max(0, num_bytes - cache_bytes) / machine.read,
+    )
 
 
 def kind_rows(costs: Sequence[Cost]) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ def main(
     parts = [f"# Steps of agents' programs: {dtype}, the median of {rounds} rounds", command(), f"{machine}."]
     wholes = []
     for (name, one), steps, again in zip(done.items(), cases, replayed, strict=True):
-        costs = costs_of(steps, again, work, machine, cache)
+        costs = [cost_of(*pair, work, machine, cache) for pair in zip(steps, again.seconds, strict=True)]
         touched = work.touched_bytes(step.plan.rows for step in steps) / 2**20
         parts += [f"## {name}", table(kind_rows(costs))]
         parts.append(f"{touched:.0f} MiB of weights and pages; {again.same:.1%} of the replay's tokens are the log's.")

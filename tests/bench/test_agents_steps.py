@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ramiform.bench import agents_steps
-from ramiform.bench.agents_steps import LiveStep, Replayed, Round, case_row, costs_of, kind_of, kind_rows, live_steps
+from ramiform.bench.agents_steps import LiveStep, Replayed, Round, case_row, cost_of, kind_of, kind_rows, live_steps
 from ramiform.bench.limits import Machine, Work, third_cache_bytes
 from ramiform.bench.random_models import tiny_llama
 from ramiform.runtime.core.main import load_core
@@ -59,12 +59,12 @@ def test_a_page_that_several_rows_see_is_read_once_and_only_as_far_as_it_was_fil
     assert WORK.touched_bytes([rows, rows[:1]]) == 17 * 2 + 2 * 16 * 4
 
 
-def test_reading_counts_where_the_case_outgrows_the_cache() -> None:
-    decode = live([row(1, 15, [0], GREEDY)])  # 2 * 17 + 6 * 16 = 130 FLOP; 34 + 2 * 15 = 64 of 34 + 2 * 16 = 66 bytes
-    [fits] = costs_of([decode], Replayed([10.0], 1.0), WORK, MACHINE, cache_bytes=66)
-    assert (fits.compute, fits.reading, fits.least) == (130 / 20, 0.0, 130 / 20)
-    [outgrows] = costs_of([decode], Replayed([10.0], 1.0), WORK, Machine(4.0, 20.0, 5.0), cache_bytes=65)
-    assert (outgrows.compute, outgrows.reading, outgrows.least) == (130 / 20, 64 / 4, 64 / 4)
+def test_reading_counts_as_far_as_it_outgrows_the_cache() -> None:
+    decode = live([row(1, 15, [0], GREEDY)])  # 2 * 17 + 6 * 16 = 130 FLOP; 34 + 2 * 15 = 64 bytes
+    fits = cost_of(decode, 10.0, WORK, MACHINE, cache_bytes=64)
+    assert (fits.compute, fits.reading, fits.least) == (130 / 20, 64 / 10, 130 / 20)
+    outgrows = cost_of(decode, 10.0, WORK, Machine(4.0, 20.0, 5.0), cache_bytes=4)
+    assert (outgrows.compute, outgrows.reading, outgrows.least) == (130 / 20, 64 / 4, 60 / 4)
 
 
 def test_the_third_cache_is_found_by_its_level(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_log_tells_when_steps_began_and_since_when_the_core_was_free() -> None
 def test_the_parts_of_a_case_add_up() -> None:
     rows = [row(1, 15, [0], GREEDY)]  # 6.5 s of multiplications
     steps = [live(rows, began=1.0, free=1.0, ended=11.0), live(rows, began=13.0, free=11.0, ended=23.0)]
-    costs = costs_of(steps, Replayed([9.0, 8.0], 1.0), WORK, MACHINE, cache_bytes=100)
+    costs = [cost_of(step, seconds, WORK, MACHINE, 100) for step, seconds in zip(steps, (9.0, 8.0), strict=True)]
     case = case_row("judge", Round(0.0, 30.0, 26.0, None), steps, costs)
     parts = ("replayed steps", "live steps more", "between steps", "no work")
     assert [float(case[part]) for part in parts] == [17.0, 3.0, 2.0, 4.0]
