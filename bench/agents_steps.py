@@ -229,12 +229,15 @@ def run_case(sides: Sequence[Side], agent: Agent, words: Sequence[str], shared: 
     done, unlogged = [], []
     for number in range(rounds):
         tasks = programs.tasks_of(agent, words, shared, size, f"{number}")
-        unlogged += [measure(side, agent, tasks).seconds for side in sides[1:]]
-        httpx.post(f"{sides[0].engine.url}/flush_cache", timeout=60).raise_for_status()
-        began = time.monotonic()
-        run = measure(sides[0], agent, tasks)
-        done.append(Round(began, time.monotonic(), run.seconds, None))
-        print(f"{number} {agent.name}, {size}, {shared:,}: {run.seconds:.2f} s", file=sys.stderr)
+        for side in sides if number % 2 else reversed(sides):
+            httpx.post(f"{side.engine.url}/flush_cache", timeout=60).raise_for_status()
+            began = time.monotonic()
+            run = measure(side, agent, tasks)
+            print(f"{number} {agent.name}, {size}, {shared:,}: {side.name} {run.seconds:.2f} s", file=sys.stderr)
+            if side is sides[0]:
+                done.append(Round(began, time.monotonic(), run.seconds, None))
+            else:
+                unlogged.append(run.seconds)
     median = sorted(done, key=lambda each: each.seconds)[rounds // 2]
     return replace(median, unlogged=statistics.median(unlogged) if unlogged else None)
 
