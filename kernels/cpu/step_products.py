@@ -16,12 +16,15 @@ from .compiled import Floats, Ints, compiled
 from .layers import activate, activate_gated, normalise
 from .lora import add_outer, multiply_inner, num_inner_rows
 from .matmul import FEW_ROWS, multiply_panels, num_panels, prepare_rows, prepared_size
-from .packed_matrix import WIDTH
+from .packed_matrix import FLOAT32, INT8, WIDTH
 from .shared_phases import claim, claim_near, complete, complete_tasks, wait
 
 Bytes = NDArray[np.uint8]
 
 _TASKS_PER_THREAD = 8
+# A matrix of floats of so many bytes is read from a cache for each block of rows. Each thread then multiplies rows that
+# it has written itself in other phases; panels would need all rows. Integers are unpacked for many rows at once.
+_BYTES_OF_ROW_TASKS, _ROWS_OF_TASK = 4 << 20, 64
 _SMALL_TASKS_PER_THREAD = 64  # of a product of few rows, which read a panel once
 
 
@@ -36,6 +39,23 @@ def num_panel_parts(panels: int, num_rows: int, num_threads: int) -> int:
     """Return the number of tasks that a product's panels are divided into."""
     per_thread = _SMALL_TASKS_PER_THREAD if num_rows <= FEW_ROWS else _TASKS_PER_THREAD
     return 1 if num_threads == 1 else min(panels, per_thread * num_threads)
+
+
+@compiled("int64(int64[::1], int64, int64, int64)")
+def _num_row_parts(matrix_W: Ints, num_rows: int, num_adapters: int, num_threads: int) -> int:
+    """Return the number of tasks that a product's rows are divided into; 0 if its panels are instead."""
+    num_bytes = matrix_W[1] * matrix_W[2] * (4 if matrix_W[0] == FLOAT32 else 2)
+    if num_threads == 1 or num_adapters > 0 or num_bytes > _BYTES_OF_ROW_TASKS or matrix_W[0] >= INT8:
+        return 0
+    per_thread = num_rows // (num_threads * _ROWS_OF_TASK)
+    return num_threads * per_thread if per_thread > 1 else 0  # type: ignore[no-any-return]
+
+
+@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
+def _multiply_rows(matrix_W: Ints, x_TC: Floats, prepared: Bytes, y_TN: Floats, first: int, end: int) -> None:
+    """Write the products of the rows [first, end)."""
+    own = prepared[first * prepared_size(matrix_W, 1) :]
+    multiply_panels(matrix_W, x_TC[first:end], own, y_TN[first:end], 0, num_panels(matrix_W))
 
 
 @compiled(
@@ -129,9 +149,24 @@ def multiply(
 ) -> None:
     """Write `y = x w^T + bias`, adapters included, and add `factor` times that to `sum_TN` if it is not 0."""
     T, N = y_TN.shape
-    panels = num_panels(matrix_W)
+    panels, count = num_panels(matrix_W), 0
+    parts = _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
+    if parts > 0:
+        while True:
+            part = claim_near(phases, phase, parts, thread, num_threads)
+            if part < 0:
+                break
+            first, end = T * part // parts, T * (part + 1) // parts
+            _multiply_rows(matrix_W, x_TC, prepared, y_TN, first, end)
+            if factor != 0:
+                for t in range(first, end):
+                    for n in range(N):
+                        sum_TN[t, n] += factor * y_TN[t, n]
+            count += 1
+        complete_tasks(phases, phase, count, parts)
+        wait(phases, phase, parts)
+        return
     parts = num_panel_parts(panels, len(x_TC), num_threads)
-    count = 0
     while True:
         part = claim_near(phases, phase, parts, thread, num_threads)
         if part < 0:
@@ -216,10 +251,22 @@ def multiply_gate_up(
 ) -> None:
     """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
     T, size = gated_TI.shape
+    count, parts = 0, _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
+    if parts > 0:
+        while True:
+            part = claim_near(phases, phase, parts, thread, num_threads)
+            if part < 0:
+                break
+            first, end = T * part // parts, T * (part + 1) // parts
+            _multiply_rows(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
+            activate_gated(gate_up_TJ, gated_TI, first, end, 0, size, is_gelu)
+            count += 1
+        complete_tasks(phases, phase, count, parts)
+        wait(phases, phase, parts)
+        return
     if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
         panels = size // WIDTH
         parts = num_panel_parts(panels, len(x_TE), num_threads)
-        count = 0
         while True:
             part = claim_near(phases, phase, parts, thread, num_threads)
             if part < 0:

@@ -141,6 +141,30 @@ def test_threads_do_not_change_a_bit_of_a_step(
     assert shared[-1] == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama3", "qwen2 moe"])
+def test_rows_of_a_long_prompt_that_threads_divide_have_the_bits_of_one_thread(
+    name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_layers, "_MIN_SHARED_WORK", 1)
+    model = load_model(checkpoint(name), device=CPU, dtype=dtype)
+    prompt = Row(rid="", tokens=[7 + 13 * t % 90 for t in range(300)], first_position=0, pages=list(range(19)))
+    before = thread_pool.num_threads()
+    found = []
+    for num_threads in (1, 2):
+        thread_pool.set_num_threads(num_threads)
+        memory = zeroed_memory(model, 19)
+        kv = KvPool(memory).layers
+        try:
+            with torch.inference_mode():
+                hidden = model.hidden(decoder_inputs([prompt], model, np.arange(300), kv[0]), kv)
+        finally:
+            thread_pool.set_num_threads(before)
+        found.append((hidden, memory.k_LSKD, memory.v_LSKD))
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("step", ["three", "tree and others"])
 @pytest.mark.parametrize("name", ["mistral, window", "qwen2 moe"])
 def test_a_thread_that_comes_when_all_is_done_changes_nothing(
