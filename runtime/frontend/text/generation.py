@@ -132,6 +132,7 @@ class SampleStream:
             self._named[self._name].add(self)
         is_recorded = generator.log is not None and prompt.program is None  # programs have records of their own
         self._record = None
+        self._in_bulk = prompt.in_bulk
         if is_recorded:
             self._record = begin_sample(generator.log, prompt.tokens, sampling, self._began)
 
@@ -153,7 +154,8 @@ class SampleStream:
         except RamiformError as error:
             self._record.fail(ErrorInfo.of(error))
             raise
-        self._record.note_text()
+        if not self._in_bulk:
+            self._record.note_text()
         if self.generated is not None:
             self._record.finish(self.generated.sequence)
         return piece
