@@ -53,7 +53,7 @@ class RequestMetrics:
         if item.finish is not None:
             if self._in_bulk and item.timings is not None and not self._over:
                 decode = item.timings.decode
-                self._note_first(time.monotonic() - self._began - decode)
+                self._note_first(max(0.0, time.monotonic() - self._began - decode))
                 if item.num_passes > 1:
                     self._measures.itl.observe(decode / (item.num_passes - 1), item.num_passes - 1)
             self.end(item.finish.type, num_cached=item.num_cached)
