@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
-from ..runtime.protocol.session import MAX_NOTE, Append, Budget, Close, Fork, Note, Open, Play, Supply
+from ..runtime.protocol.session import (
+    MAX_NOTE,
+    Append,
+    Budget,
+    Close,
+    Fork,
+    Note,
+    Open,
+    Play,
+    RoleBegin,
+    RoleEnd,
+    Supply,
+    Text,
+)
 from .backend import Channel
 from .operation_log import OperationLog
 from .source_location import program_location, traceback_location, with_location
@@ -21,6 +34,9 @@ from .tracing.recording import OperationTimes, Recording
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
+
+
+MAX_KEPT = 10_000  # characters of a text that waits for the operation after it
 
 
 class ValueNeeded(BaseException):
@@ -37,6 +53,7 @@ class ValueNeeded(BaseException):
 class Execution:
     """The messages of a run. `deferred`: keep them until `flush`, or the first wait, sends them as one message.
 
+    Texts of an async program are sent with the operation after them, at the latest at the end of the loop's turn.
     Without `may_wait` a wait raises `ValueNeeded` instead, and nothing has been sent.
     """
 
@@ -64,7 +81,9 @@ class Execution:
         self._budget = budget
         self._program: int | None = None
         self._deferred: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
-        self._sending = threading.RLock()  # guards `_deferred`: one thread may append while another one flushes
+        self._texts: list[Open | Append | Close] = []  # of an async program, sent with the next message
+        # Guards `_deferred` and `_texts`: one thread may append while another one flushes.
+        self._sending = threading.RLock()
         self._detached: list[int] = []
         self._logs: weakref.WeakValueDictionary[int, OperationLog] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -158,6 +177,7 @@ class Execution:
         """
         with self._sending:
             if self._deferred is None:
+                self._send_texts()
                 return
             try:
                 self.channel.send(Play([message for message, _ in self._deferred], complete))
@@ -223,6 +243,7 @@ class Execution:
     def close(self, error: ErrorInfo) -> None:
         """End the run: abort its states' work and fail the operations without an answer. Idempotent."""
         with self._sending:
+            self._send_texts()
             if self._deferred is None and self._program is not None:
                 failure = None if self._notes is None else self.failure
                 with contextlib.suppress(RamiformError):
@@ -241,10 +262,29 @@ class Execution:
 
     def _send(self, message: Open | Append, log: OperationLog) -> None:
         with self._sending:
-            if self._deferred is None:
+            if self._deferred is not None:
+                self._deferred.append((message, log))
+            elif self.loop is not None and _is_text(message) and _running_loop() is self.loop:
+                if not self._texts:
+                    self.loop.call_soon(self._send_texts)
+                self._texts.append(message)
+            elif not self._texts:
                 self.channel.send(message)
             else:
-                self._deferred.append((message, log))
+                try:
+                    self.channel.send(Play([*self._texts, message]))
+                    self._texts = []
+                except RequestError:
+                    self._send_texts()
+                    self.channel.send(message)  # raises, if it is at fault
+
+    def _send_texts(self) -> None:
+        """Send the texts that are kept. Never raises RamiformError: if the runtime is gone, readers learn it."""
+        with self._sending:
+            texts, self._texts = self._texts, []
+            if texts:
+                with contextlib.suppress(RamiformError):
+                    self.channel.send(texts[0] if len(texts) == 1 else Play(texts))
 
     def _forget_detached(self) -> None:
         while self._detached:
@@ -262,6 +302,31 @@ class Execution:
             if isinstance(message, Append) and message.operations:
                 location = log.locations[message.first]
             raise with_location(ErrorInfo.of(error), location).to_exception() from None
+
+
+def _is_text(message: Open | Append) -> bool:
+    """Return whether a message appends nothing but short texts and borders of messages, and can be encoded."""
+    if not isinstance(message, Append) or not message.operations:
+        return False
+    for operation in message.operations:
+        match operation:
+            case Text(text=text) if len(text) <= MAX_KEPT and (text.isascii() or _is_unicode(text)):
+                pass
+            case RoleBegin(role=role, tools=None) if role.isascii():
+                pass
+            case RoleEnd():
+                pass
+            case _:
+                return False
+    return True
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _running_loop() -> AbstractEventLoop | None:

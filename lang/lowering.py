@@ -170,15 +170,16 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
     Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
     """
 
-    def pick(name: str) -> Any:
-        own = gen.sampling.get(name)
-        return defaults.get(name) if own is None else own
-
+    pick = {**defaults, **{name: value for name, value in gen.sampling.items() if value is not None}}.get
     constraint, result = _constraint_of(gen)
     if constraint is not None and gen.additional_properties is not None:
         constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
-    given = {name: _field_value(PARAMETERS[name], pick(argument)) for name, argument in GEN_NAMES.items()}
-    given["stop"] = (*(given["stop"] or ()), *result.stop)
+    given = {
+        name: _field_value(PARAMETERS[name], value)
+        for name, argument in GEN_NAMES.items()
+        if (value := pick(argument)) is not None
+    }
+    given["stop"] = (*(given.get("stop") or ()), *result.stop)
     sampling = _build(SamplingParams, given)
     if constraint is not None:
         # Checked here as well, because the runtime closes the connection on a message that it cannot decode.

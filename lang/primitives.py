@@ -414,12 +414,13 @@ def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises RequestError for one that holds an expression. A symbol may stand only where text does.
     """
-    for name, value in arguments.items():
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, value in given.items():
         if name not in ("schema", "tools"):
             refuse_marks(name, value)
         if name not in _TEXT_ARGUMENTS:
             known(value)
-    return {n: texts_of(value) for n, value in arguments.items() if n in RUN_ARGUMENTS and value is not None}
+    return {name: texts_of(value) for name, value in given.items() if name in RUN_ARGUMENTS}
 
 
 def _refuse_sampling(given: Mapping[str, Any], tool_errors: str, tool_result: str) -> None:

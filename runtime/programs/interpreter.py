@@ -105,8 +105,10 @@ class ProgramInterpreter:
             match part:
                 case Open():
                     self._open(part)
-                case Append():
+                case Append() if message.complete:
                     self._append(part)
+                case Append():
+                    self.receive(part)
                 case Close():
                     self._close(part)
 

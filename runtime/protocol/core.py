@@ -126,8 +126,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue `tokens`.
 
     `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
-    the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
-    come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
+    the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens may come
+    many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
     that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
     Requests of clients may have a `session` instead, and ask to `retain` prefixes of the prompt.
     `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are

@@ -230,16 +230,20 @@ class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.logit_bias:
             PARAMETERS["logit_bias"].check(self.logit_bias)
         check_range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
-        if len(self.stop) > MAX_STOPS or any(not s for s in self.stop):
+        if self.stop and (len(self.stop) > MAX_STOPS or any(not s for s in self.stop)):
             raise RequestError(f"stop must be at most {MAX_STOPS} non-empty strings, got {self.stop!r}", param="stop")
-        if len(self.stop_regex) > MAX_STOPS or any(not 0 < len(p) <= MAX_STOP_REGEX for p in self.stop_regex):
+        if self.stop_regex and (
+            len(self.stop_regex) > MAX_STOPS or any(not 0 < len(p) <= MAX_STOP_REGEX for p in self.stop_regex)
+        ):
             shown = [pattern[:80] for pattern in self.stop_regex[: MAX_STOPS + 1]]
             raise RequestError(
                 f"stop_regex must be at most {MAX_STOPS} patterns of 1 to {MAX_STOP_REGEX} characters, got {shown!r}",
                 param="stop_regex",
             )
 
-        if len(self.bad_words) > MAX_BAD_WORDS or any(not 0 < len(w) <= MAX_BAD_WORD for w in self.bad_words):
+        if self.bad_words and (
+            len(self.bad_words) > MAX_BAD_WORDS or any(not 0 < len(w) <= MAX_BAD_WORD for w in self.bad_words)
+        ):
             words = [word[:80] for word in self.bad_words[: MAX_BAD_WORDS + 1]]
             raise RequestError(
                 f"bad_words must be at most {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD} characters, got {words!r}",

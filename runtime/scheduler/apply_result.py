@@ -129,10 +129,16 @@ def _sampled_answer(request: Request, num_done: int, finish: Finish | None) -> T
     """Message with the output's first `num_done` tokens, as far as the client lacks them; None to wait for more."""
     num_new = num_done - request.num_sent
     request.num_settled = num_done
-    if not num_new or (request.message.in_bulk and request.answered and finish is None and num_new < BULK_TOKENS):
+    if not num_new or (finish is None and num_new < BULK_TOKENS and _is_in_bulk(request)):
         return None
     ids, logprobs = _take_settled(request)
     return _tokens_message(request, ids, finish, logprobs=logprobs)
+
+
+def _is_in_bulk(request: Request) -> bool:
+    """Return whether the client can wait for more tokens. Log-probabilities of the prompt are sent at once."""
+    scored = request.message.logprobs
+    return request.message.in_bulk and (request.answered or scored is None or scored.prompt_from is None)
 
 
 def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | None]:

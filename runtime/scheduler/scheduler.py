@@ -252,8 +252,9 @@ class Scheduler:
                 lease.states.advance(request.num_computed - row.first_position - row.num_committed)
             if plan.followed:
                 self._drafting.observe(request, row, row_result)
-            if answer is not None:
+            if answer is not None or row.sample is not None:
                 request.clock.answer(now)
+            if answer is not None:
                 if answer.finish is not None:
                     answer = replace(answer, timings=request.clock.timings(now))
                 self._counters.num_output_tokens += len(answer.ids)

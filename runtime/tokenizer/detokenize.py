@@ -48,15 +48,18 @@ class Detokenizer:
     def add(self, ids: Iterable[int]) -> str:
         """Return the text that is certain after these ids. Pass the ids that completed a stop string to `finish`
         instead."""
-        return self._without_skipped("".join(self._add(token) for token in ids))
+        if not self._has_stops:
+            return self._without_skipped(self._decoder.decode(self._pieces.join(ids)))
+        return self._without_skipped("".join([self._add(token) for token in ids]))
 
     def skip(self, ids: Sequence[int]) -> None:
         """Take the last ids of a text that was given before. Call it first: the stream continues that text.
 
         A stop string may begin in them. A character that begins in them belongs to the stream.
         """
-        for token in ids[self._first_relevant(ids) :]:
-            self._add(token)
+        if not ids:
+            return
+        self.add(ids[self._first_relevant(ids) :])
         state = self._decoder.getstate()
         self._num_skipped = len(self._decoder.decode(self._held))
         self._decoder.setstate(state)
@@ -108,8 +111,6 @@ class Detokenizer:
         return window, num_certain
 
     def _add(self, token: int) -> str:
-        if not self._has_stops:
-            return self._decoder.decode(self._pieces.of(token)[0])
         window, num_certain = self._window(token)
         self._held = window[num_certain:]
         return self._decoder.decode(window[:num_certain])
@@ -162,6 +163,13 @@ class _TokenPieces:
             return self._shown[token], True
         data = self._token_bytes[token] if 0 <= token < len(self._token_bytes) else None
         return data or b"", False
+
+    def join(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of several tokens."""
+        if self._shown:
+            return b"".join([self.of(token)[0] for token in ids])
+        token_bytes, num = self._token_bytes, len(self._token_bytes)
+        return b"".join([token_bytes[token] or b"" for token in ids if 0 <= token < num])
 
 
 def _find_match(window: bytes, stop: bytes, num_before: int) -> int:

@@ -56,6 +56,46 @@ def test_a_sync_program_can_be_awaited_and_an_async_one_called() -> None:
     assert chat.run("Ada").ret_value == "<11>, <20>"
 
 
+def test_a_text_travels_with_the_generation_after_it_and_at_the_end_of_the_turn_without_one(frontend: Any) -> None:
+    @ramiform.function
+    async def program(s: ProgramState) -> None:
+        s += "a" + gen("x")
+        await s.get("x")
+        s += "b"
+        s += "c" + gen("y")
+        await s.get("y")
+        s += "d"
+        await asyncio.to_thread(frontend.wait_until, lambda: session.Text("d") in frontend.operations())
+
+    async def main() -> None:
+        state = await program.arun()
+        assert state.text() == "a<1>bc<6>d"
+
+    arun(main())
+    [together] = frontend.messages(session.Play)
+    assert [[type(one) for one in part.operations] for part in together.messages] == [
+        [session.Text],
+        [session.Text, session.Gen],
+    ]
+
+
+def test_a_text_that_cannot_be_sent_is_refused_where_it_is_appended() -> None:
+    @ramiform.function
+    async def program(s: ProgramState) -> str:
+        s += "a"
+        with pytest.raises(RequestError, match="not valid Unicode") as refused:
+            s += "\ud800"
+        assert "test_async.py" in str(refused.value)
+        s += "b"
+        await s.wait()
+        return s.text()
+
+    async def main() -> None:
+        assert (await program.arun()).ret_value == "ab"
+
+    arun(main())
+
+
 def test_running_an_async_program_in_a_running_loop_names_arun() -> None:
     async def main() -> None:
         with pytest.raises(RequestError, match=r"await program\.arun"):

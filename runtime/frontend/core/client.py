@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import uuid
+import secrets
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -48,18 +48,16 @@ from ...protocol.core import (
 from ...protocol.errors import ErrorInfo, RequestError, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
+from .loop_socket import LoopSocket
 from .request_metrics import RequestMetrics, RequestObserver
 from .tenant import current_tenant, scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
-_NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)  # int: enums are slow
-MESSAGES_PER_TURN = 256  # read from the core before other callbacks of the event loop run
-
 
 def new_rid() -> str:
     """Return a unique request id."""
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 class TokenStream:
@@ -121,9 +119,7 @@ class CoreClient:
 
     def __init__(self, context: zmq.asyncio.Context, address: str, observer: RequestObserver | None = None) -> None:
         self.observer = observer or RequestObserver()
-        # A plain socket: the futures of asyncio and pyzmq around each message cost as much as handling it.
-        self._socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.DEALER)
-        wire.set_options(self._socket)
+        self._socket = LoopSocket(context, zmq.DEALER, self._receive)
         self._address = address
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._calls = itertools.count()
@@ -138,13 +134,13 @@ class CoreClient:
         """Attach to the core. `takes_sessions`: `on_sessions` does something with sessions of another replica."""
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self._socket.connect(self._address)
-        self._loop.add_reader(self._socket.fileno(), self._read)
+        self._socket.raw.connect(self._address)
+        self._socket.start()
         self._send(Attach(takes_sessions))
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded and return its facts. Raises RamiformError when the core could not start."""
-        return await asyncio.shield(self._ready)
+        return self._ready.result() if self._ready.done() else await asyncio.shield(self._ready)
 
     async def max_request_tokens(self) -> int:
         """Return how many tokens a prompt may have at most. Waits and raises RamiformError as `ready`."""
@@ -178,7 +174,7 @@ class CoreClient:
             request = msgspec.structs.replace(request, namespace=namespace)
         data = wire.encode(request)
         answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
-        self._send_bytes(data)
+        self._socket.send(data)
         return answer
 
     def abort(self, rid: str | None) -> None:
@@ -277,9 +273,7 @@ class CoreClient:
         self._replies.clear()
 
     async def close(self) -> None:
-        if not self._socket.closed:
-            self._loop.remove_reader(self._socket.fileno())
-            self._socket.close(linger=0)
+        self._socket.close(linger=0)
 
     async def _call(
         self,
@@ -301,28 +295,14 @@ class CoreClient:
             raise self._failure.to_exception()
 
     def _send(self, message: ToCore) -> None:
-        self._send_bytes(wire.encode(message))
+        self._socket.send(wire.encode(message))
 
-    def _send_bytes(self, data: bytes) -> None:
-        self._socket.send(data, _NOBLOCK)  # queued at once: the socket has no high-water mark
-        # The descriptor signals a change once, and sending may have consumed the signal.
-        self._loop.call_soon(self._read)
-
-    def _read(self) -> None:
-        """Handle the messages that are there, up to MESSAGES_PER_TURN."""
-        if self._socket.closed:
-            return
+    def _receive(self, frames: list[bytes]) -> None:
         try:
-            for _ in range(MESSAGES_PER_TURN):
-                data = _receive_now(self._socket)
-                if data is None:
-                    return
-                self._handle(wire.decode(self._decoder, data))
+            self._handle(wire.decode(self._decoder, b"".join(frames)))
         except Exception as error:
             logger.exception("the link to the core broke")
             self.fail(ErrorInfo.of(RuntimeFailed(f"the link to the core broke: {error}")))
-            return
-        self._loop.call_soon(self._read)
 
     def _handle(self, message: FromCore) -> None:
         match message:
@@ -353,10 +333,3 @@ class CoreClient:
                     self._ready.set_result(info)
             case TakeSessions(data=data):
                 self.on_sessions(data)
-
-
-def _receive_now(socket: zmq.Socket[bytes]) -> bytes | None:
-    """Return a message that is there already. Polls first: zmq's error for "no message" is slow to raise."""
-    events = socket.getsockopt(_EVENTS)
-    assert isinstance(events, int)
-    return socket.recv(_NOBLOCK) if events & _POLLIN else None

@@ -8,7 +8,6 @@ are the extra `otel`, imported only when traces are enabled.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -222,10 +221,10 @@ class RequestSpan:
     def __init__(self, span: Any, trace: Any) -> None:
         self._span = span
         self._trace = trace
-        self._began = time.monotonic()
 
-    def first_token(self) -> None:
-        self._span.set_attribute("gen_ai.response.time_to_first_chunk", time.monotonic() - self._began)
+    def first_token(self, seconds: float) -> None:
+        """Note that the first token came after so many seconds."""
+        self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
     def end(self, outcome: RequestOutcome, *, num_output: int, num_cached: int, error: ErrorInfo | None) -> None:
         self._span.set_attribute("gen_ai.response.finish_reasons", [outcome])

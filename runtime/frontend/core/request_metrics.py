@@ -20,22 +20,26 @@ class RequestObserver:
     def begin(self, request: Generate) -> RequestMetrics:
         """Start measuring `request`, which is being sent."""
         self.measures.prompt_tokens.observe(len(request.tokens))
-        return RequestMetrics(self.measures, None if self._tracer is None else self._tracer.begin(request))
+        span = None if self._tracer is None else self._tracer.begin(request)
+        return RequestMetrics(self.measures, span, in_bulk=request.in_bulk)
 
 
 class RequestMetrics:
-    """Measures one request. Tokens that come after its end do not count."""
+    """Measures one request. Tokens that come after its end do not count.
 
-    __slots__ = ("_began", "_last", "_measures", "_num_cached", "_num_output", "_num_passes", "_over", "_span")
+    With `in_bulk` the core's timings, which come with the finish, tell when tokens were there.
+    """
 
-    def __init__(self, measures: FrontendMetrics, span: RequestSpan | None) -> None:
+    __slots__ = ("_began", "_in_bulk", "_last", "_measures", "_num_output", "_num_passes", "_over", "_span")
+
+    def __init__(self, measures: FrontendMetrics, span: RequestSpan | None, *, in_bulk: bool) -> None:
         self._measures = measures
         self._span = span
+        self._in_bulk = in_bulk
         self._began = time.monotonic()
         self._last: float | None = None
         self._num_output = 0
         self._num_passes = 0
-        self._num_cached = 0
         self._over = False
 
     def take(self, item: Tokens | ErrorInfo) -> None:
@@ -43,23 +47,18 @@ class RequestMetrics:
         if isinstance(item, ErrorInfo):
             self.end("error", item)
             return
-        if item.ids:
-            now = time.monotonic()
-            if self._last is None:
-                self._measures.ttft.observe(now - self._began)
-                if self._span is not None:
-                    self._span.first_token()
-            else:
-                num_steps = max(1, item.num_passes - self._num_passes)  # several where tokens come in bulk
-                self._measures.itl.observe((now - self._last) / num_steps, num_steps)
-            self._last = now
-            self._num_passes = item.num_passes
-            self._num_output += len(item.ids)
+        self._num_output += len(item.ids)
+        if not self._in_bulk and item.ids:
+            self._take_streamed(item)
         if item.finish is not None:
-            self._num_cached = item.num_cached
-            self.end(item.finish.type)
+            if self._in_bulk and item.timings is not None and not self._over:
+                decode = item.timings.decode
+                self._note_first(max(0.0, time.monotonic() - self._began - decode))
+                if item.num_passes > 1:
+                    self._measures.itl.observe(decode / (item.num_passes - 1), item.num_passes - 1)
+            self.end(item.finish.type, num_cached=item.num_cached)
 
-    def end(self, outcome: RequestOutcome, error: ErrorInfo | None = None) -> None:
+    def end(self, outcome: RequestOutcome, error: ErrorInfo | None = None, *, num_cached: int = 0) -> None:
         if self._over:
             return
         self._over = True
@@ -67,4 +66,19 @@ class RequestMetrics:
         self._measures.e2e.observe(time.monotonic() - self._began)
         self._measures.output_tokens.observe(self._num_output)
         if self._span is not None:
-            self._span.end(outcome, num_output=self._num_output, num_cached=self._num_cached, error=error)
+            self._span.end(outcome, num_output=self._num_output, num_cached=num_cached, error=error)
+
+    def _take_streamed(self, item: Tokens) -> None:
+        now = time.monotonic()
+        if self._last is None:
+            self._note_first(now - self._began)
+        else:
+            num_steps = max(1, item.num_passes - self._num_passes)  # several with speculation
+            self._measures.itl.observe((now - self._last) / num_steps, num_steps)
+        self._last = now
+        self._num_passes = item.num_passes
+
+    def _note_first(self, seconds: float) -> None:
+        self._measures.ttft.observe(seconds)
+        if self._span is not None:
+            self._span.first_token(seconds)

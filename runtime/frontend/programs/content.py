@@ -131,8 +131,9 @@ class TokenContent:
     def take_lead(self) -> str:
         """Append and return the lead of an assistant's given text, once. A generated text has none: `drop_lead`."""
         lead = self.chat.lead
-        self._append(PromptSegment(lead, trusted=True))
-        self.drop_lead()
+        if lead:
+            self._append(PromptSegment(lead, trusted=True))
+            self.drop_lead()
         return lead
 
     def drop_lead(self) -> None:

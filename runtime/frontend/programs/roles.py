@@ -77,7 +77,7 @@ class ChatState:
         return ChatState(self.roles, tail=tail, tools=self.tools), tail
 
     def without_lead(self) -> ChatState:
-        return replace(self, lead="")
+        return replace(self, lead="") if self.lead else self
 
 
 def _minute() -> int:

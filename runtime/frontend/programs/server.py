@@ -49,6 +49,7 @@ from ...protocol.session import (
 )
 from ...protocol.transport import check_bind, secure_server_socket
 from ...protocol.version import __version__
+from ..core.loop_socket import LoopSocket
 from ..records.log import Owner
 from ..records.recorder import ProgramRecorder
 from ..text.generation import Generator
@@ -66,21 +67,20 @@ _BATCHED_ANSWERS = (Done, Delta, Attempted, Failed)  # those of one turn of the 
 
 
 class _Client:
-    """A connected program: its interpreter, which runs once per turn of the event loop."""
+    """A connected program: its interpreter, which `run` lets play what was received."""
 
     def __init__(self, name: str, generator: Generator, send: Callable[[Answer | Lost], None], owner: Owner) -> None:
         self.last_received = time.monotonic()
         self.can_move = False
         self._name = name
         self._generator = generator
-        self._loop = asyncio.get_running_loop()
         self._will_run = False
         self._recorder = None if generator.log is None else ProgramRecorder(generator.log, owner)
         self._send = send
         self.interpreter = ProgramInterpreter(
             send if self._recorder is None else self._send_recorded,
             self._open_executor,
-            self._loop.call_later,
+            asyncio.get_running_loop().call_later,
             states_ended=self._end_states,
             max_states=MAX_STATES,
         )
@@ -92,25 +92,21 @@ class _Client:
 
     def receive(self, message: Open | Append | Play | Supply | Close) -> None:
         """Handle a program's message. Raises RequestError, as the interpreter does."""
-        self._run_soon()
+        self._will_run = True
         if self._recorder is not None:
             self._recorder.receive(message)
         self.interpreter.receive(message)
+
+    def run(self) -> None:
+        """Play the states, if anything was received since the last call."""
+        if self._will_run:
+            self._will_run = False
+            self.interpreter.run()
 
     def _send_recorded(self, answer: Answer | Lost) -> None:
         assert self._recorder is not None
         self._recorder.sent(answer)
         self._send(answer)
-
-    def _run_soon(self) -> None:
-        """Play the states after the messages that have arrived already: one of them may close what another opened."""
-        if not self._will_run:
-            self._will_run = True
-            self._loop.call_soon(self._run)
-
-    def _run(self) -> None:
-        self._will_run = False
-        self.interpreter.run()
 
     def _open_executor(self, state: StateProgress) -> TokenExecutor:
         content = TokenContent(self._generator.tokenizer, self._generator.encoder)
@@ -143,18 +139,18 @@ class ProgramServer:
         others: Sequence[str] = (),
         keys: ServerKeys | None = None,
     ) -> None:
-        self._socket = context.socket(zmq.ROUTER)
-        wire.set_options(self._socket)
+        self._socket = LoopSocket(context, zmq.ROUTER, self._receive, self._run_clients)
         if keys is not None:
-            secure_server_socket(self._socket, keys)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone fails, which shows it
-        self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+            secure_server_socket(self._socket.raw, keys)
+        self._socket.raw.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone fails, which shows it
+        self._monitor = self._socket.raw.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
         self._generator = generator
         self._owner = Owner("local" if keys is None else "remote")
         self._core = generator.core
         self._decoder = msgspec.msgpack.Decoder(ToFrontend)
         self._clients: dict[bytes, _Client] = {}
+        self._received: list[_Client] = []  # whose messages have come since `_run_clients`
         self._outgoing: dict[bytes, list[Answer]] = {}  # sent at the end of this turn of the loop
         self._tasks: list[asyncio.Task[None]] = []
         self._others = others
@@ -173,16 +169,16 @@ class ProgramServer:
     @property
     def address(self) -> str:
         """The address it is bound to, with the port that the system chose."""
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._socket.raw.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start(self) -> None:
         """Bind the address. Raises RamiformError when that fails."""
         try:
-            self._socket.bind(self._address)
+            self._socket.raw.bind(self._address)
         except zmq.ZMQError as error:
             raise RamiformError(f"programs cannot be served at {self._address}: {error}") from None
+        self._socket.start()
         self._tasks = [
-            asyncio.create_task(self._receive(), name="program server"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
             asyncio.create_task(self._forget_disconnected(), name="forget clients that are gone"),
             asyncio.create_task(self._move_idle(), name="move clients"),
@@ -224,7 +220,7 @@ class ProgramServer:
             self._send(identity, Fatal(error))
         self._flush()
         self._clients.clear()
-        self._socket.disable_monitor()
+        self._socket.raw.disable_monitor()
         self._monitor.close(linger=0)
         # Lingers, so that the errors arrive; bounded, for clients that no longer read.
         self._socket.close(linger=500)
@@ -271,16 +267,24 @@ class ProgramServer:
                     await self._monitor.recv_multipart()
                     notified = True
 
-    async def _receive(self) -> None:
-        while True:
-            identity, *frames = await self._socket.recv_multipart()
+    def _receive(self, message: list[bytes]) -> None:
+        identity, *frames = message
+        try:
+            self._handle(identity, self._decode(frames))
+        except (RequestError, BusyError) as error:
+            self._send(identity, Malformed(ErrorInfo.of(error)))
+        except Exception as error:
+            logger.exception("a message failed on an internal error")
+            self._send(identity, Malformed(ErrorInfo.of(error)))
+
+    def _run_clients(self) -> None:
+        """Play the states after the messages that have arrived already: one of them may close what another opened."""
+        received, self._received = self._received, []
+        for client in received:
             try:
-                self._handle(identity, self._decode(frames))
-            except (RequestError, BusyError) as error:
-                self._send(identity, Malformed(ErrorInfo.of(error)))
-            except Exception as error:
-                logger.exception("a message failed on an internal error")
-                self._send(identity, Malformed(ErrorInfo.of(error)))
+                client.run()
+            except Exception:
+                logger.exception("a program failed on an internal error")
 
     def _decode(self, frames: list[bytes]) -> ToFrontend:
         if len(frames) != 1:
@@ -307,6 +311,7 @@ class ProgramServer:
             case Ping():
                 pass  # it only resets the client's silence
             case _:
+                self._received.append(client)
                 client.receive(message)
 
     def _send_later(self, identity: bytes, answer: Coroutine[None, None, FromFrontend]) -> None:
@@ -374,10 +379,9 @@ class ProgramServer:
             self._send_answers(identity, [answer])
 
     def _send_bytes(self, identity: bytes, data: bytes) -> None:
-        sent: asyncio.Future[object]
-        sent = self._socket.send_multipart([identity, data])  # type: ignore[assignment]  # queued: no high-water mark
-        if sent.done() and (error := sent.exception()) is not None:
-            assert isinstance(error, zmq.ZMQError), error
+        try:
+            self._socket.send(identity, data)
+        except zmq.ZMQError:  # it is gone
             self._forget(identity)
 
 

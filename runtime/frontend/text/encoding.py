@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from ...protocol.errors import RequestError, context_exceeded
@@ -180,8 +179,12 @@ async def _offload_if_long(size: int, work: Callable[[CancellationToken], T]) ->
 
 def merge_segments(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
     """Join neighbours of equal trust."""
-    written = (segment for segment in segments if segment.text)
-    return [
-        PromptSegment("".join(text for text, _ in group), trusted)
-        for trusted, group in groupby(written, key=lambda segment: segment.trusted)
-    ]
+    runs: list[tuple[list[str], bool]] = []
+    for text, trusted in segments:
+        if not text:
+            continue
+        if runs and runs[-1][1] == trusted:
+            runs[-1][0].append(text)
+        else:
+            runs.append(([text], trusted))
+    return [PromptSegment("".join(texts), trusted) for texts, trusted in runs]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import NamedTuple
@@ -77,7 +78,14 @@ class FinishedSample:
 class SampleStream:
     """One output that is being generated: iterate over its pieces, or await its `result`."""
 
-    def __init__(self, generator: Generator, prompt: Prompt, patterns: Search, banned: list[list[int]]) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        patterns: Search,
+        banned: list[list[int]],
+    ) -> None:
         self.output_ids: list[int] = []  # so far, including the stop token
         self.num_cached = 0
         self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
@@ -85,12 +93,12 @@ class SampleStream:
         self.generated: FinishedSample | None = None  # None until the last piece
         self._num_prompt = len(prompt.tokens)
         self._tokenizer = generator.tokenizer
-        self._sampling = prompt.sampling
+        self._sampling = sampling
         self._detokenizer = Detokenizer(
             generator.tokenizer,
-            () if prompt.sampling.no_stop_trim else prompt.sampling.stop,
-            None if prompt.sampling.no_stop_trim or not prompt.sampling.stop_regex else patterns.scan(),
-            skip_special_tokens=prompt.sampling.skip_special_tokens,
+            () if sampling.no_stop_trim else sampling.stop,
+            None if sampling.no_stop_trim or not sampling.stop_regex else patterns.scan(),
+            skip_special_tokens=sampling.skip_special_tokens,
         )
         self._continued = prompt.tokens[len(prompt.tokens) - prompt.continued :]
         self._detokenizer.skip(self._continued)
@@ -105,7 +113,7 @@ class SampleStream:
             Generate(
                 rid=self._rid,
                 tokens=prompt.tokens,
-                sampling=prompt.sampling,
+                sampling=sampling,
                 logprobs=prompt.logprobs,
                 priority=prompt.priority,
                 namespace=prompt.namespace,
@@ -124,8 +132,9 @@ class SampleStream:
             self._named[self._name].add(self)
         is_recorded = generator.log is not None and prompt.program is None  # programs have records of their own
         self._record = None
+        self._in_bulk = prompt.in_bulk
         if is_recorded:
-            self._record = begin_sample(generator.log, prompt.tokens, prompt.sampling, self._began)
+            self._record = begin_sample(generator.log, prompt.tokens, sampling, self._began)
 
     async def result(self) -> FinishedSample:
         """Wait for the end and return the output. Raises RamiformError when the request failed."""
@@ -145,7 +154,8 @@ class SampleStream:
         except RamiformError as error:
             self._record.fail(ErrorInfo.of(error))
             raise
-        self._record.note_text()
+        if not self._in_bulk:
+            self._record.note_text()
         if self.generated is not None:
             self._record.finish(self.generated.sequence)
         return piece
@@ -285,7 +295,6 @@ class Generator:
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
         seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed
-        others = replace(prompt, claims=[])
         try:
             patterns = search(prompt.sampling.stop_regex)
         except GrammarError as error:
@@ -297,7 +306,8 @@ class Generator:
             [
                 SampleStream(
                     self,
-                    replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)),
+                    replace(prompt, claims=[]) if i else prompt,
+                    _seeded(prompt.sampling, seed + i),
                     patterns,
                     banned,
                 )
@@ -306,13 +316,17 @@ class Generator:
         )
 
 
-def banned_sequences(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
+def banned_sequences(tokenizer: Tokenizer, words: Collection[str]) -> list[list[int]]:
     """Return the token sequences of `words`, each as it begins a text and as it follows a space."""
+    if not words:
+        return []
     variants = [text for word in words for text in (word, f" {word}")]
     encoded = [tuple(tokenizer.encode(text, parse_special=False, continues=True)) for text in variants]
     return [list(ids) for ids in dict.fromkeys(encoded) if ids]
 
 
 def _seeded(sampling: SamplingParams, seed: int) -> SamplingParams:
-    # Wraps around like the 64-bit number that it is.
-    return msgspec.structs.replace(sampling, seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63))
+    seeded = copy(sampling)
+    # Wraps around like the 64-bit number that it is. Not by `replace`, which would check every other value again.
+    msgspec.structs.force_setattr(seeded, "seed", (seed + (1 << 63)) % (1 << 64) - (1 << 63))
+    return seeded

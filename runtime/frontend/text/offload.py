@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import islice
 from typing import TypeVar
@@ -24,14 +23,14 @@ class CancellationToken:
     """Tells work in a thread that its caller was cancelled."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._is_cancelled = False  # no lock: one thread sets it, the other looks now and then
 
     def cancel(self) -> None:
-        self._event.set()
+        self._is_cancelled = True
 
     def check(self) -> None:
         """Raise WorkCancelledError once the token is cancelled. Call it between the steps of long work."""
-        if self._event.is_set():
+        if self._is_cancelled:
             raise WorkCancelledError
 
 

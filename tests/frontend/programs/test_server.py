@@ -304,17 +304,15 @@ def test_at_the_end_the_other_clients_are_notified_though_some_are_gone(monkeypa
                 await client.send(Hello(__version__))
                 assert isinstance(await client.receive(), Welcome)
             service = built.frontend._program_server
-            send = service._socket.send_multipart
+            send = service._socket.send
             gone = list(service._clients)[:2]
 
-            def send_unless_gone(parts: list[bytes]) -> asyncio.Future[None]:
-                if parts[0] not in gone:
-                    return send(parts)
-                failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                failed.set_exception(zmq.ZMQError(zmq.EHOSTUNREACH))
-                return failed
+            def send_unless_gone(identity: bytes, data: bytes) -> None:
+                if identity in gone:
+                    raise zmq.ZMQError(zmq.EHOSTUNREACH)
+                send(identity, data)
 
-            monkeypatch.setattr(service._socket, "send_multipart", send_unless_gone)
+            monkeypatch.setattr(service._socket, "send", send_unless_gone)
             await built.frontend.stop(ErrorInfo.of(RuntimeFailed("over")))
             assert isinstance(await clients[2].receive(), Fatal)
 
