@@ -8,6 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# Images set it, and then each of the hundreds of processes that tests start would compile the package's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test-environments test-fast test test-all test-again test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
@@ -26,9 +29,9 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e ".[$*]"
 	@touch $@
 
-$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e ".[test]"
-	$(BIN)/python -P -m ramiform.runtime.compile_ahead  # else every process of the tests would, until the first has
+# What `.test` installs, with its loops compiled: else every process of the tests would, until the first has.
+$(VENV)/.loops: $(VENV)/.test
+	$(BIN)/python -P -m ramiform.runtime.compile_ahead
 	@touch $@
 
 # Client libraries are tested from where their users have them: an environment that is not the server's.
@@ -50,12 +53,12 @@ $(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.j
 demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramiform run examples/agents/react.py
 
-TEST_ENVIRONMENTS := $(VENV)/.test $(VENV)/.clients $(VENV)/.node
+TEST_ENVIRONMENTS := $(VENV)/.loops $(VENV)/.clients $(VENV)/.node
 test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the tests
 
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 
-test-fast: $(VENV)/.test  ## while writing: two minutes; what takes seconds is left out
+test-fast: $(VENV)/.loops  ## while writing: two minutes; what takes seconds is left out
 	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install" $(PYTEST_ARGS)
 
 test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes on two quiet cores
@@ -65,17 +68,17 @@ test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client
 	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
 
 FAILED := tests/.pytest_cache/v/cache/lastfailed
-test-again: $(VENV)/.test  ## the tests that failed in the last run, alone; three at most
+test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; three at most
 	@$(BIN)/python -P -c "import json, sys; failed = json.load(open('$(FAILED)')); print('once more:', *failed, sep='\n'); sys.exit(len(failed) > 3)"
 	$(BIN)/pytest --rootdir=tests -n 0 --last-failed --last-failed-no-failures none $(PYTEST_ARGS)
 
-test-cluster: $(VENV)/.test $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
+test-cluster: $(VENV)/.loops $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
 	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster
 
-chaos: $(VENV)/.test  ## servers under faults, at random: SECONDS=3600 SEED=1; or LIFE=FILE, which it found
+chaos: $(VENV)/.loops  ## servers under faults, at random: SECONDS=3600 SEED=1; or LIFE=FILE, which it found
 	$(BIN)/python -P tests/chaos/run.py $(if $(LIFE),--life $(LIFE) --minimise,--seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED)))
 
-fuzz: $(VENV)/.test  ## mutated input for every parser, new in each run; SECONDS=300 for each test
+fuzz: $(VENV)/.loops  ## mutated input for every parser, new in each run; SECONDS=300 for each test
 	FUZZ_SECONDS=$(or $(SECONDS),300) $(PYTEST) -m fuzz --timeout 100000 $(PYTEST_ARGS)
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
@@ -100,7 +103,7 @@ lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=examples/agents $(BIN)/mypy --explicit-package-bases --follow-imports=silent examples/agents/*.py  # as a user checks a program
+	MYPYPATH=examples/agents $(BIN)/mypy --explicit-package-bases examples/agents/*.py  # on the cache of the line above
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -114,7 +117,7 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 	$(BIN)/python -P examples/demo_model/train.py --out runtime/shipped_model
 	$(BIN)/python -P examples/demo_model/evaluate.py runtime/shipped_model
 
-gpu-check: $(VENV)/.test  ## on a CUDA device: the tests that need one, the kernels against their meaning, their speed
+gpu-check: $(VENV)/.loops  ## on a CUDA device: the tests that need one, the kernels against their meaning, their speed
 	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels tests/parallel
 	$(BIN)/pytest --rootdir=tests $(PYTEST_ARGS) tests/kernels/triton tests/engine/triton
 	$(BIN)/python -P bench/kernels.py --out bench/results/kernels_gpu.md

@@ -68,7 +68,7 @@ def test_the_relay_counts_requests_and_passes_answers_on() -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         with CountingRelay(f"http://127.0.0.1:{server.server_port}") as relay:

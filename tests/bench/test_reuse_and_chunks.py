@@ -23,8 +23,8 @@ def test_prefix_reuse_compares_the_cache_with_none_and_with_the_optimum(tmp_path
     assert len(figures["runtime"]) == 6
     assert len(figures["scheduler"]) == 18
     for row in figures["runtime"]:
-        # Everything but a page's worth here and there: two requests may compute the same few tokens at once.
-        assert 90 <= row["of optimum %"] <= 100
+        # Requests may compute the same tokens at once, the more the busier the machine. The scheduler's below do not.
+        assert 75 <= row["of optimum %"] <= 100
         assert row["TTFT, off / on"] > 0
         assert f"| {row['workload']} |" in printed
     for row in figures["scheduler"]:

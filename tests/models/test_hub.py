@@ -94,7 +94,7 @@ def environment(tmp_path: Path, asked: list[str]) -> Iterator[dict[str, str]]:
     """The environment of a process whose hub is ours and whose cache is empty. The library reads it when imported."""
     handler = type("Handler", (Hub,), {"asked": asked})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         others = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         yield others | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "home")}

@@ -45,7 +45,7 @@ def collecting() -> Iterator[tuple[str, list[Any]]]:
             """Not on the tests' output."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}", spans

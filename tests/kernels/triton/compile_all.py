@@ -1,6 +1,6 @@
 """Compiles every kernel of some models for a GPU; prints a JSON object for each. Run by test_compile.py in a process
-that does not interpret: `python compile_all.py CAPABILITY [MODEL[:PATTERN] ...]`, 90 say. A pattern chooses kernels by
-a part of their names."""
+that does not interpret: `python compile_all.py CAPABILITY [MODEL[:PATTERN] ...] [--without-loops]`, 90 say. A pattern
+chooses kernels by a part of their names. Loops are counted in a listing that takes half of the time."""
 
 from __future__ import annotations
 
@@ -83,6 +83,9 @@ def launches(capability: int, models: list[str]) -> Iterator[tuple[str, Launch]]
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1])
-    for name, launch in launches(wanted, sys.argv[2:] or list(MODELS)):
-        print(json.dumps({"model": name, **compile_launch(launch, wanted)._asdict()}), flush=True)
+    arguments = [one for one in sys.argv[1:] if one != "--without-loops"]
+    counts_loops = arguments == sys.argv[1:]
+    wanted = int(arguments[0])
+    for name, launch in launches(wanted, arguments[1:] or list(MODELS)):
+        compiled = compile_launch(launch, wanted, counts_loops=counts_loops)
+        print(json.dumps({"model": name, **compiled._asdict()}), flush=True)

@@ -27,11 +27,11 @@ class Compiled(NamedTuple):
     shared_bytes: int
     buffers: int  # tiles of the largest pipelined load that shared memory holds; 0: nothing is pipelined
     waits: int  # groups of loads that may be under way when the loop goes on, at least
-    loops: list[int]  # machine instructions of each loop
+    loops: list[int]  # machine instructions of each loop, if they were counted
     doubles: int  # sums, products and quotients of float64
 
 
-def compile_launch(launch: Launch, capability: int) -> Compiled:
+def compile_launch(launch: Launch, capability: int, *, counts_loops: bool) -> Compiled:
     """Compile a launch as Triton specialises it: by divisibility of arguments by 16, with 1 and None as constants."""
     kernel = compiled_kernel(launch, capability)
     ptx, ttgir = kernel.asm["ptx"], kernel.asm["ttgir"]
@@ -44,7 +44,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         kernel.metadata.shared,
         buffers,
         waits,
-        loop_instructions(kernel.asm["cubin"]),
+        loop_instructions(kernel.asm["cubin"]) if counts_loops else [],
         len(re.findall(r"^\s*(?:@\S+\s+)?(?:add|sub|mul|fma|mad|div|rcp|sqrt)\b\S*\.f64\b", ptx, re.MULTILINE)),
     )
 

@@ -322,7 +322,7 @@ class _OldServer(http.server.BaseHTTPRequestHandler):
 
 def test_a_server_without_the_route_is_named_with_its_version() -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _OldServer)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     backend = HttpRuntime(f"http://127.0.0.1:{server.server_port}")
     try:
