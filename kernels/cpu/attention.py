@@ -151,9 +151,19 @@ def _begin_rows(bases: int, totals: int, sums: int, num_rows: int, size: int, si
             total_RL[row, 0] = 1
 
 
-@compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64)")
+@compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64, int64, int64)")
 def _score(
-    q: int, num_rows: int, size: int, keys: int, offset: int, packed: bool, num_keys: int, scores: int, coming: int
+    q: int,
+    num_rows: int,
+    size: int,
+    keys: int,
+    offset: int,
+    packed: bool,
+    num_keys: int,
+    scores: int,
+    coming: int,
+    again: int,
+    start: int,
 ) -> None:
     """Write the scores of all rows with a block's keys, and of up to ROWS - 1 more that do not exist."""
     row = 0
@@ -161,16 +171,16 @@ def _score(
         left = num_rows - row
         queries, to = q + 4 * row * size, scores + ROW_BYTES * row
         if packed and left > 2:
-            _score_4_packed(queries, size, keys, 0, num_keys, to, 0)
+            _score_4_packed(queries, size, keys, 0, num_keys, to, 0, 0, 0)
             row += 4
         elif packed:
-            _score_2_packed(queries, size, keys, 0, num_keys, to, 0)
+            _score_2_packed(queries, size, keys, 0, num_keys, to, 0, 0, 0)
             row += 2
         elif left == 2:
-            _score_2(queries, size, keys, offset, num_keys, to, coming)
+            _score_2(queries, size, keys, offset, num_keys, to, coming, again, start)
             row += 2
         else:
-            _score_1(queries, size, keys, offset, num_keys, to, coming)
+            _score_1(queries, size, keys, offset, num_keys, to, coming, again, start)
             row += 1
 
 
@@ -206,7 +216,7 @@ def _weigh(
         row += count
 
 
-@compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 15)}, float32, int64)")
+@compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 16)}, float32, int64)")
 def _attend_floats(
     keys: int,
     key_offset: int,
@@ -214,6 +224,7 @@ def _attend_floats(
     values: int,
     value_offset: int,
     coming: int,
+    again: int,
     coming_offset: int,
     base: int,
     num_keys: int,
@@ -239,7 +250,7 @@ def _attend_floats(
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
     num_rows, padded = num_queries * group, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE
-    _score(queries, num_rows, size, keys, key_offset, packed, padded, scores, coming)
+    _score(queries, num_rows, size, keys, key_offset, packed, padded, scores, coming, again, coming_offset)
     for query in range(num_queries):
         begin = min(max(begins_Q[query] - base, 0), BLOCK)
         end = min(max(ends_Q[query] - base, 0), BLOCK)
@@ -364,11 +375,10 @@ def attend_task(
             if not few:
                 pack_keys(own, keys, size, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE, packed)
                 keys_at = packed
-            ahead, ahead_offset = own, values
-            if fetches and num_coming > 0:
-                ahead, ahead_offset = coming + 8 * head * (BLOCK * width * D // FETCH_BYTES), value_offset
+            again = addresses + 8 * head * (BLOCK * width * D // FETCH_BYTES)
+            ahead = again + coming - addresses if fetches and num_coming > 0 else again
             _attend_floats(
-                keys_at, keys, not few, own, values, ahead, ahead_offset, base, num_keys, size, q_rows,
+                keys_at, keys, not few, own, values, ahead, again, value_offset, base, num_keys, size, q_rows,
                 sums_rows, bases_rows, totals_rows, begins, ends, high - low, G, cap, scores,
             )  # fmt: skip
         num_keys = num_coming

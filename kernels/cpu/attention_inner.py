@@ -227,13 +227,13 @@ def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
 
     The arguments are the address of the queries (D float32s each, one after the other), D, the address of the packed
     keys, or with `in_place` of addresses, an offset from those (bytes), the number of keys as of `pack_keys`, the
-    address of the scores (BLOCK float32s for each row), and with `in_place` the address of the addresses of pieces to
-    fetch into the cache, as many bytes as are read.
+    address of the scores (BLOCK float32s for each row), and with `in_place` the pieces to fetch into the cache, as many
+    bytes as are read: the address of addresses of pieces; of others, and an offset from those.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
         b = FloatBuilder(builder)
-        q, size, source, start, num_keys, scores, coming = args
+        q, size, source, start, num_keys, scores, coming, again, again_offset = args
         row_bytes = builder.mul(size, I64(_FLOAT_BYTES))
         queries = [b.address(q, builder.mul(row_bytes, I64(row))) for row in range(num_rows)]
 
@@ -260,6 +260,7 @@ def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
                     behind = builder.add(start, offset)
                     done = builder.add(builder.mul(first, row_bytes), builder.mul(offset, I64(KEYS_AT_ONCE)))
                     b.fetch_share(coming, I64(0), done, KEYS_AT_ONCE * TOTAL_BYTES)
+                    b.fetch_share(again, again_offset, done, KEYS_AT_ONCE * TOTAL_BYTES)
                     for group in range(_GROUPS):
                         four = slice(4 * group, 4 * group + 4)
                         for j, k in enumerate(_load_four(b, rows[four], behind)):
@@ -283,8 +284,10 @@ def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def score(_: Any, q: Any, size: Any, source: Any, start: Any, num_keys: Any, scores: Any, coming: Any) -> Any:
-        return types.void(*[types.int64] * 7), generate
+    def score(
+        _: Any, q: Any, size: Any, source: Any, start: Any, num: Any, to: Any, coming: Any, again: Any, offset: Any
+    ) -> Any:
+        return types.void(*[types.int64] * 9), generate
 
     return score  # type: ignore[no-any-return]
 
@@ -349,7 +352,7 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
     Its arguments are the address of the weights (BLOCK float32s for each row), of the values' addresses, the number of
     values, the offset of the vectors from those addresses (bytes), the address of the vectors in the first row's sums,
     the bytes of a row's sums, and if `fetches` the pieces to fetch into the cache: the address of their addresses, and
-    an offset from those.
+    an offset from those; what lies at the addresses themselves is fetched again.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
@@ -367,6 +370,7 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
             if fetches:
                 done = builder.mul(key, I64(num_vectors * TOTAL_BYTES))
                 b.fetch_share(coming, coming_offset, done, num_vectors * TOTAL_BYTES)
+                b.fetch_share(coming, I64(0), done, num_vectors * TOTAL_BYTES)
             column = b.address(weights, builder.mul(key, I64(_FLOAT_BYTES)))
             found = [b.splat(b.load(b.address(column, row * ROW_BYTES), F32)) for row in range(num_rows)]
             added = list(sums)
