@@ -65,8 +65,8 @@ from .attention_plan import (
     TOKENS,
     AttentionPlan,
     copy_block,
-    fetch_block,
     find_addresses,
+    read_block,
     set_addresses,
 )
 from .compiled import Ints, compiled_in_order
@@ -98,11 +98,8 @@ _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 _score_1, _score_2 = score_rows(1, in_place=True), score_rows(2, in_place=True)
 _score_2_packed, _score_4_packed = score_rows(2, in_place=False), score_rows(4, in_place=False)
 _WIDE = HOST.vectors  # vectors of four rows: their sums stay in registers
-_weigh_1, _weigh_2, _weigh_4 = (
-    weigh_values(1, 4, fetches=True),
-    weigh_values(2, 4, fetches=True),
-    weigh_values(4, _WIDE),
-)
+_weigh_1, _weigh_2 = weigh_values(1, 4, fetches=True), weigh_values(2, 4, fetches=True)
+_weigh_4 = weigh_values(4, _WIDE)
 _weigh_1_rest, _weigh_2_rest, _weigh_4_rest = (weigh_values(rows, 1) for rows in (1, 2, 4))
 
 
@@ -153,18 +150,9 @@ def _begin_rows(bases: int, totals: int, sums: int, num_rows: int, size: int, si
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64, int64, int64)")
 def _score(
-    q: int,
-    num_rows: int,
-    size: int,
-    keys: int,
-    offset: int,
-    packed: bool,
-    num_keys: int,
-    scores: int,
-    coming: int,
-    again: int,
-    start: int,
-) -> None:
+    q: int, num_rows: int, size: int, keys: int, offset: int, packed: bool, num_keys: int, scores: int, coming: int,
+    again: int, start: int,
+) -> None:  # fmt: skip
     """Write the scores of all rows with a block's keys, and of up to ROWS - 1 more that do not exist."""
     row = 0
     while row < num_rows:
@@ -244,9 +232,10 @@ def _attend_floats(
 
     The block has `num_keys` keys from the place `base` on. They lie `key_offset` bytes behind the addresses at `keys`,
     or are `packed` there; the values `value_offset` bytes behind those at `values`. Of few rows the kernels fetch keys
-    at the addresses at `coming`, and values `coming_offset` bytes behind them. Further arguments but numbers are
-    addresses: of the first row's query, sums (`size` float32s a row), base and total (LANES float32s), of the places
-    that the queries see (int64s), and of memory for the scores of all rows and ROWS more.
+    at the addresses at `coming`, and values `coming_offset` bytes behind them: each twice, half a block apart, because
+    the processor drops fetches when many are under way. `again` is as `coming`, of this block. Further arguments but
+    numbers are addresses: of the first row's query, sums (`size` float32s a row), base and total (LANES float32s), of
+    the places that the queries see (int64s), and of memory for the scores of all rows and ROWS more.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
     num_rows, padded = num_queries * group, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE
@@ -325,7 +314,7 @@ def attend_task(
 
     segment, at = first_segment, plan[SEGMENTS] + first_segment * SEGMENT_FIELDS
     source, slot_bytes, value_offset = kv[KEYS] + width * first_head * D, width * kv[STRIDE], kv[VALUES] - kv[KEYS]
-    block, num_keys = plan[at + 2], 0
+    block, num_keys, fetched = plan[at + 2], 0, False
     if segment < end_segment:
         num_keys = find_addresses(plan, at, block, source, slot_bytes, addresses)
     while segment < end_segment:
@@ -341,12 +330,12 @@ def attend_task(
             low += 1
         while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
             high -= 1
-        few = (high - low) * G <= _FEW_ROWS
-        # Of whole blocks the kernels fetch what comes, for each of the heads a share.
-        fetches = few and cached == FLOAT32 and together * width * size == FETCH_BYTES and num_keys == BLOCK
-        if not fetches and num_coming > 0:
-            fetch_block(coming, num_coming, 0, together * width * D)
-            fetch_block(coming, num_coming, value_offset, together * width * D)
+        few, slot_read = (high - low) * G <= _FEW_ROWS, together * width * D
+        if not fetched and low < high:
+            read_block(addresses, num_keys, 0, slot_read, scores)
+            read_block(addresses, num_keys, value_offset, slot_read, scores)
+        # At whole blocks the kernels fetch what comes, for each of the heads a share.
+        fetched = low < high and few and cached == FLOAT32 and num_keys == BLOCK and slot_read == FETCH_BYTES
         begins, ends = places + 8 * (plan[BEGINS] + low), places + 8 * (plan[ENDS] + low)
         for head in range(together if low < high else 0):
             row = head * R + (low - first_q) * G
@@ -375,14 +364,13 @@ def attend_task(
             if not few:
                 pack_keys(own, keys, size, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE, packed)
                 keys_at = packed
-            again = addresses + 8 * head * (BLOCK * width * D // FETCH_BYTES)
-            ahead = again + coming - addresses if fetches and num_coming > 0 else again
+            again = addresses + 8 * head * (BLOCK * width * D // FETCH_BYTES)  # its values, and of the next block both
+            ahead = again - addresses + coming if fetched and num_coming > 0 else again
             _attend_floats(
                 keys_at, keys, not few, own, values, ahead, again, value_offset, base, num_keys, size, q_rows,
                 sums_rows, bases_rows, totals_rows, begins, ends, high - low, G, cap, scores,
             )  # fmt: skip
-        num_keys = num_coming
-        addresses, coming = coming, addresses
+        num_keys, addresses, coming = num_coming, coming, addresses
 
     for head in range(together):
         out_scale = np.float32(1)

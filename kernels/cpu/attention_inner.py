@@ -408,17 +408,6 @@ def pointer_to(kind: Any) -> Callable[[Any], Any]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def fetch(_: Any, address: Any) -> Any:
-    """Fetch the cache line of an address to the second cache. For compiled loops."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        FloatBuilder(builder).fetch(args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def address_of(_: Any, array: Any) -> Any:
     """Return the address of an array's first number. For compiled loops."""
 
