@@ -351,6 +351,7 @@ def attend_task(
                 attend_block(
                     gathered, gathered + 2 * BLOCK * size, base, num_keys, size, q_rows, sums_rows, bases_rows,
                     totals_rows, begins, ends, high - low, G, score_scale, cap, scores,
+                    coming if num_coming > 0 and (high - low) * G <= BLOCK else 0, width * head * D, value_offset,
                 )  # fmt: skip
                 continue
             if cached != FLOAT32:
