@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,9 +20,12 @@ import torch
 import transformers
 
 from ramiform.bench.peers_load import Run, Scenario
+from ramiform.runtime.engine.kv_pool import PAGE_SIZE
+from ramiform.runtime.scheduler.plan import Row
 
 SUMS = 96  # float32: twelve vectors of AVX2, which stay in registers
 REPEAT = 5
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,22 @@ class Machine:
 @dataclass(frozen=True)
 class Work:
     """Least cost of a model's tokens. Parameters of its layers and head; bytes of its weights and of a token's
-    keys and values; `attention` is the FLOP of one token for each key that it sees."""
+    keys and values; `attention` is the FLOP of one token for each key that it sees. `kv_layer` are the parameters of
+    one layer's keys and values; a parameter has `itemsize` bytes in memory."""
 
     layers: int
     head: int
     weight_bytes: int
     kv_bytes: int
     attention: int
+    num_layers: int = 1
+    kv_layer: int = 0
+    itemsize: int = 4
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the weights in the served dtype, which a checkpoint's file may not have."""
+        return (self.layers + self.head) * self.itemsize
 
     @classmethod
     def of(cls, folder: Path, weights: Path, dtype: torch.dtype) -> Work:
@@ -70,6 +82,9 @@ class Work:
             weight_bytes=weights.stat().st_size,
             kv_bytes=2 * layers * kv_width * dtype.itemsize,
             attention=4 * layers * width,
+            num_layers=layers,
+            kv_layer=2 * E * kv_width,
+            itemsize=dtype.itemsize,
         )
 
     def least_seconds(self, scenario: Scenario, machine: Machine) -> float:
@@ -100,10 +115,47 @@ class Work:
             before = tokens
         return max(flops / machine.flops, num_serial * self.weight_bytes / machine.read)
 
+    def step_flops(self, rows: Sequence[Row]) -> int:
+        """Return the least floating-point operations of a step. In the last layer all tokens need keys and values, and
+        only sampled ones the rest; the head is theirs too."""
+        tokens = keys = sampled = sampled_keys = 0
+        for row in rows:
+            seen = [position + 1 for position in row.position_ids]
+            tokens, keys = tokens + len(seen), keys + sum(seen)
+            if row.sample is not None:
+                needed = seen[row.num_committed - 1 :]  # the last token, and the draft's
+                sampled, sampled_keys = sampled + len(needed), sampled_keys + sum(needed)
+        last, last_attention = self.layers // self.num_layers - self.kv_layer, self.attention // self.num_layers
+        products = 2 * (self.layers - last) * tokens + 2 * (last + self.head) * sampled
+        return products + (self.attention - last_attention) * keys + last_attention * sampled_keys
+
+    def step_bytes(self, rows: Sequence[Row]) -> int:
+        """Return the bytes that a step reads at least: the weights, and the keys and values that were there before it,
+        once for all rows that see a page."""
+        filled: dict[int, int] = {}  # tokens of each page
+        for row in rows:
+            for index, begin in enumerate(range(0, row.first_position, PAGE_SIZE)):
+                page, num = row.pages[index], min(PAGE_SIZE, row.first_position - begin)
+                filled[page] = max(num, filled.get(page, 0))
+        return self.memory_bytes + self.kv_bytes * sum(filled.values())
+
+    def touched_bytes(self, steps: Iterable[Sequence[Row]]) -> int:
+        """Return the bytes of the weights and of all pages of these steps."""
+        pages = {page for rows in steps for row in rows for page in row.pages}
+        return self.memory_bytes + self.kv_bytes * PAGE_SIZE * len(pages)
+
     def limit(self, scenario: Scenario, machine: Machine) -> Run:
         """Return the run that would meet the limits."""
         seconds = self.least_seconds(scenario, machine)
         return Run(scenario, seconds, seconds, 0.0)
+
+
+def third_cache_bytes(caches: Path = CACHES) -> int:
+    """Return the size of the first core's third cache; 0: there is none, or the system does not say."""
+    for folder in caches.glob("index*"):
+        if (folder / "level").read_text().strip() == "3":
+            return int((folder / "size").read_text().strip().removesuffix("K")) << 10
+    return 0
 
 
 @numba.njit(nogil=True)

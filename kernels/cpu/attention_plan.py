@@ -99,35 +99,17 @@ class AttentionPlan:
         settings = self.page_size, self.window, group, self.heads, self.threads
         return AttentionPlan(make_plan(*flat, *settings, TILE_ROWS), *flat, *settings)
 
+    def array_of(self, wanted_O: Ints) -> Ints:
+        """Return the plan's array for a layer of which only some tokens' attention is read: rows begin to attend at
+        their first wanted token, and those without one do not attend."""
+        flat = self.first_R, self.num_R, self.pages_P, self.page_starts_R, self.parents_N, self.num_nodes_R
+        settings = self.page_size, self.window, self.group, self.heads, self.threads
+        return _make_wanted_plan(*flat, *settings, TILE_ROWS, wanted_O)
+
 
 def window_number(window: int | None) -> int:
     """Return a window as loops take it: 0 for none, -c for chunks of c."""
     return -window if isinstance(window, Chunk) else window or 0
-
-
-@compiled()
-def plan_one_query(slots_L: Ints, group: int) -> Ints:
-    """Return the plan of one query, token 0, and the slots of its keys. The number of keys is set by
-    `set_num_keys`."""
-    plan = np.zeros(HEADER + TILE_FIELDS + SEGMENT_FIELDS + 3 + len(slots_L), dtype=np.int64)
-    plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP], plan[HEADS] = 1, 1, group, 1
-    plan[TILES] = HEADER
-    plan[SEGMENTS] = plan[TILES] + TILE_FIELDS
-    plan[TOKENS] = plan[SEGMENTS] + SEGMENT_FIELDS
-    plan[BEGINS], plan[ENDS] = plan[TOKENS] + 1, plan[TOKENS] + 2
-    plan[HEADER + 1] = plan[HEADER + 3] = 1
-    segment = plan[plan[SEGMENTS] :]
-    segment[1], segment[4], segment[5] = 1, 1, plan[ENDS] + 1
-    plan[plan[ENDS] + 1 :] = slots_L
-    return plan
-
-
-@compiled()
-def set_num_keys(plan: Ints, num_keys: int) -> None:
-    """Let the query of `plan_one_query` see the first `num_keys` keys."""
-    segment = plan[plan[SEGMENTS] :]
-    segment[3], segment[6] = -(-num_keys // BLOCK), num_keys
-    plan[plan[ENDS]] = num_keys
 
 
 @compiled("boolean(int64[::1], int64[::1], int64, int64, int64, int64)")
@@ -407,6 +389,52 @@ def make_plan(
     _copy(plan, plan[ENDS], end_Q)
     _copy(plan, pages_at, pages_P[first_page : first_page + num_pages])
     _copy(plan, slots_at, slots[:num_slots])
+    return plan
+
+
+@compiled(
+    "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64,"
+    " int64, int64, int64, int64[::1])"
+)
+def _make_wanted_plan(
+    first_R: Ints,
+    num_R: Ints,
+    pages_P: Ints,
+    page_starts_R: Ints,
+    parents_N: Ints,
+    num_nodes_R: Ints,
+    page_size: int,
+    window: int,
+    group: int,
+    heads: int,
+    threads: int,
+    tile_rows: int,
+    wanted_O: Ints,
+) -> Ints:
+    """Return the array of `AttentionPlan.array_of`."""
+    R, T = len(first_R), num_R.sum()
+    is_wanted_T, tokens_T = np.zeros(T, dtype=np.int64), np.empty(T, dtype=np.int64)
+    for o in range(len(wanted_O)):
+        is_wanted_T[wanted_O[o]] = 1
+    later_R, fewer_R = np.empty(R, dtype=np.int64), np.empty(R, dtype=np.int64)
+    start = num_kept = 0
+    for r in range(R):
+        # A draft tree keeps all of its nodes, and the token before them.
+        most = num_R[r] if num_nodes_R[r] == 0 else max(num_R[r] - num_nodes_R[r] - 1, 0)
+        skipped = 0
+        while skipped < most and is_wanted_T[start + skipped] == 0:
+            skipped += 1
+        later_R[r], fewer_R[r] = first_R[r] + skipped, num_R[r] - skipped
+        for t in range(skipped, num_R[r]):
+            tokens_T[num_kept] = start + t
+            num_kept += 1
+        start += num_R[r]
+    plan = make_plan(
+        later_R, fewer_R, pages_P, page_starts_R, parents_N, num_nodes_R, page_size, window, group, heads, threads,
+        tile_rows,
+    )  # fmt: skip
+    for q in range(plan[TOKENS], plan[TOKENS] + num_kept):
+        plan[q] = tokens_T[plan[q]]
     return plan
 
 

@@ -260,8 +260,8 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
 
 
 @compiled(
-    "void(int64[::1], int64, int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
-    " float32, float32, float32, int64, boolean, boolean, boolean, int64, float32[:,:,::1], float32[:,:,::1],"
+    "void(int64[::1], int64, int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1],"
+    " float32, float32, float32, float32, int64, boolean, boolean, boolean, int64, float32[:,:,::1], float32[:,:,::1],"
     " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
     " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
@@ -276,6 +276,7 @@ def decoder_layers(
     kv_LX: Ints,
     plan: Ints,
     window_plan: Ints,
+    last_plan: Ints,
     eps: float,
     scale: float,
     cap: float,
@@ -317,7 +318,7 @@ def decoder_layers(
 
     Every thread calls it with the same arguments, but for `thread`, its number. `phases` has PHASES_PER_LAYER * L +
     HEAD_PHASES phases. `layers_LFW` are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and
-    `window_plan` arrays of `AttentionPlan`.
+    `window_plan` arrays of `AttentionPlan`. The last layer attends by `last_plan`, unless that is empty.
     `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
     multiplied by `residual_scale`. `qk_norm_kind` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
     attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
@@ -340,6 +341,8 @@ def decoder_layers(
         normed_RE, prepared = np.empty_like(normed_RE), np.empty_like(prepared)
     qkv_TC, out_TA, normed_TE, y_TE = qkv_RC[:T], out_RA[:T], normed_RE[:T], y_RE[:T]
     size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
+    if len(last_plan) > 0:
+        size = max(size, scratch_size(last_plan, kv_LX[0]))
     scratch = np.empty(size // 2 + 1, dtype=np.int64)
     queries, outputs = address_of(qkv_TC), address_of(out_TA)
     own_inputs = np.empty(mixture[OWN_MEMORY] if alone and len(mixture) > 0 else 0, dtype=np.uint8)
@@ -384,6 +387,8 @@ def decoder_layers(
         if last and len(wanted_O) == 0:
             return
         own_plan = plan if others_W[PLAN] == 0 else window_plan
+        if layer + 1 == L and len(last_plan) > 0:
+            own_plan = last_plan
         tasks = num_tasks(own_plan, kv)
         while True:
             task = claim(phases, phase + _ATTEND, tasks)

@@ -12,11 +12,49 @@ from __future__ import annotations
 import numpy as np
 
 from .attention import DESCRIPTOR, DTYPE, FLOAT32, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES, attend_tasks, num_tasks
-from .attention_inner import address_of
-from .attention_plan import plan_one_query, set_num_keys
+from .attention_inner import BLOCK, address_of
+from .attention_plan import (
+    BEGINS,
+    ENDS,
+    GROUP,
+    HEADER,
+    HEADS,
+    MAX_QUERIES,
+    NUM_TILES,
+    SEGMENT_FIELDS,
+    SEGMENTS,
+    TILE_FIELDS,
+    TILES,
+    TOKENS,
+)
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
 from .matmul import multiply
+
+
+@compiled()
+def _plan_one_query(slots_L: Ints, group: int) -> Ints:
+    """Return the plan of one query, token 0, and the slots of its keys. The number of keys is set by
+    `_set_num_keys`."""
+    plan = np.zeros(HEADER + TILE_FIELDS + SEGMENT_FIELDS + 3 + len(slots_L), dtype=np.int64)
+    plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP], plan[HEADS] = 1, 1, group, 1
+    plan[TILES] = HEADER
+    plan[SEGMENTS] = plan[TILES] + TILE_FIELDS
+    plan[TOKENS] = plan[SEGMENTS] + SEGMENT_FIELDS
+    plan[BEGINS], plan[ENDS] = plan[TOKENS] + 1, plan[TOKENS] + 2
+    plan[HEADER + 1] = plan[HEADER + 3] = 1
+    segment = plan[plan[SEGMENTS] :]
+    segment[1], segment[4], segment[5] = 1, 1, plan[ENDS] + 1
+    plan[plan[ENDS] + 1 :] = slots_L
+    return plan
+
+
+@compiled()
+def _set_num_keys(plan: Ints, num_keys: int) -> None:
+    """Let the query of `_plan_one_query` see the first `num_keys` keys."""
+    segment = plan[plan[SEGMENTS] :]
+    segment[3], segment[6] = -(-num_keys // BLOCK), num_keys
+    plan[plan[ENDS]] = num_keys
 
 
 @compiled("void(int64[::1], float32[:,:,::1], float32[:,:,::1], float32[:,:,::1], float32, float32[:,:,::1])")
@@ -75,7 +113,7 @@ def draft_chain(
     places_L = np.empty(P + len(tokens_R) - 1, dtype=np.int64)
     for place in range(len(places_L)):
         places_L[place] = slots_P[place + 1] if place + 1 < P else scratch + place + 1 - P
-    plan = plan_one_query(places_L, H // K)
+    plan = _plan_one_query(places_L, H // K)
     out_1HD = np.empty((1, H, D), dtype=np.float32)
     y_1E, normed_1E, feature_1E = (
         np.empty((1, E), np.float32),
@@ -110,7 +148,7 @@ def draft_chain(
         multiply(qkv, joined_TJ if is_eagle3 else residual_TE, qkv_TN)
         own = slice(first, first + T)
         rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_L[own], k_SKD, v_SKD, q_THD)
-        set_num_keys(plan, first + T)
+        _set_num_keys(plan, first + T)
         last = slice(T - 1, T)
         _attend_rows(plan, q_THD[last], k_SKD, v_SKD, np.float32(scale), out_1HD)
         multiply(o, out_1HD.reshape((1, H * D)), y_1E)

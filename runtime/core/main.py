@@ -139,6 +139,10 @@ class FrontendSocket:
                     pass
             yield owner, message
 
+    def has_messages(self) -> bool:
+        """Return True if `receive` has something to read."""
+        return bool(self._poller.poll(0))
+
     def wake_on(self, sockets: list[zmq.Socket[bytes]]) -> None:
         """Do not wait in `receive` while one of these sockets is readable either."""
         for socket in sockets:
@@ -267,7 +271,7 @@ def load_core(
     log = None
     if config.log_plans is not None:
         header = LogHeader.of(config, facts, **shape, context_length=info.context_length)
-        log = _open_plan_log(config.log_plans, header)
+        log = PlanLog.open(config.log_plans, header)
         retokenise = log.retokenise(retokenise)
     grammars = TimedGrammarCache(
         facts.token_bytes,
@@ -324,13 +328,6 @@ def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
     return choose_source(config, path) not in SOURCES_ON_DEVICE
 
 
-def _open_plan_log(path: str, header: LogHeader) -> PlanLog:
-    try:
-        return PlanLog(header, open(path, "wb"))
-    except OSError as error:
-        raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
-
-
 def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
     """Receive messages as `FrontendSocket.receive` does. If a full garbage collection is due, wait only
     COLLECTION_DELAY_MS, and collect and return memory if none came."""
@@ -357,6 +354,8 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
     scheduler, recorder = core.scheduler, core.recorder
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=recorder.record_step)
     viewer, transfers, adapters = TreeViewer(core.cache), core.transfers, core.adapters
+    if isinstance(core.engine, ForwardEngine):
+        core.engine.interrupt_when(link.has_messages)
     if transfers is not None:
         link.wake_on(transfers.wake_sockets)
 

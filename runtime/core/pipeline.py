@@ -87,5 +87,6 @@ class Pipeline:
         if sampling is not None:
             assert self._in_flight is not None
             self._in_flight[1].sample(sampling)  # first: the device is about to need it
-        self._on_step(plan, seconds)
+        computed = plan if result.num_decodes == plan.num_decodes else replace(plan, num_decodes=result.num_decodes)
+        self._on_step(computed, seconds)
         return answers

@@ -21,8 +21,9 @@ from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import decode_inputs
 from ...kernels.cpu.ops import sample_rows
 from ...kernels.cpu.thread_pool import num_threads, share_rows
-from ..models.compiled_layers import CompiledLayers, StepScratch, side_by_side
+from ..models.compiled_layers import NO_PLAN, CompiledLayers, StepScratch
 from ..models.decoder import Decoder
+from ..models.rope import side_by_side
 from ..scheduler.plan import PENDING, Row, Sample
 from .kv_pool import PAGE_SIZE
 from .last_tokens import LastTokens
@@ -190,7 +191,7 @@ class DecodeSteps:
             assert scales_R is not None
             arguments = *arguments[:-1], scales_R.numpy()
         kv_LX = layers.descriptors(self.kv, model.dtype)
-        layers.compute(memory.x_RE, kv_LX, plans, arguments, num_slots=memory.num_slots, with_head=True)
+        layers.compute(memory.x_RE, kv_LX, (*plans, NO_PLAN), arguments, num_slots=memory.num_slots, with_head=True)
         return model.finish_logits(memory.logits_RV)
 
     def _reserve_angles(self) -> bool:

@@ -5,7 +5,7 @@ Its state is the KV pool, which plans address by page, the draft source's memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -178,6 +178,10 @@ class ForwardEngine:
     def unload_adapter(self, number: int) -> None:
         """Remove an adapter that no later plan names."""
         self._runner.model.lora.remove(number)
+
+    def interrupt_when(self, is_interrupted: Callable[[], bool]) -> None:
+        """Compute no further decode steps of a plan while `is_interrupted`."""
+        self._runner.is_interrupted = is_interrupted
 
     def use_loops(self) -> None:
         """Compute with compiled loops from the next step on, now that they are loaded."""

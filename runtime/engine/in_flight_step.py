@@ -48,6 +48,7 @@ class ModelRunner:
     graphs: StepGraphs | None = None
     last_tokens: LastTokens = NO_LAST_TOKENS
     last_results: Sequence[RowResult] = ()  # of the step that was waited for last
+    is_interrupted: Callable[[], bool] = lambda: False  # True: a plan's further decode steps are not computed
     _decodes: DecodeSteps | None = None  # of the layers and caches of the last step
 
     def decode_steps(self, rows: Sequence[Row]) -> DecodeSteps | None:
@@ -120,7 +121,7 @@ class InFlightStep:
         if not plan.is_open:
             self._sample(plan.rows)
         for number in range(1, plan.num_decodes):
-            if not self._decode_again(number):
+            if runner.is_interrupted() or not self._decode_again(number):
                 break
 
     @torch.inference_mode()
@@ -134,7 +135,12 @@ class InFlightStep:
         results = self._results() if self._tokens_R is None else self._token_results(self._tokens_R)
         if self._runner.source is not None and results:
             results = self._notify(self._runner.source, results)
-        return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
+        return ForwardResult(
+            step=self._plan.step,
+            rows=results,
+            seconds=time.perf_counter() - self._began,
+            num_decodes=1 + len(self._earlier),
+        )
 
     def _token_results(self, tokens_R: Sequence[int]) -> list[RowResult]:
         """Return the results of rows that have a token, or none, for each decode step."""
@@ -187,9 +193,9 @@ class InFlightStep:
 
     def _decode_again(self, number: int) -> bool:
         """Compute the plan's decode step `number` from the tokens sampled last. Returns False, with nothing computed,
-        if one is missing."""
+        if one is missing or ends an output."""
         tokens = self._verified()[0] if self._tokens_R is None else self._tokens_R
-        if NOT_FINITE in tokens:
+        if NOT_FINITE in tokens or not self._plan.end_tokens.isdisjoint(tokens):
             return False
         self._earlier.append(tokens)
         if self._decodes is not None and self._tokens_R is not None:

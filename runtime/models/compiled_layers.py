@@ -84,6 +84,7 @@ from .mlp import DenseMlp
 from .norm import Norm, RmsNorm
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
+from .rope import side_by_side
 from .stored_layout import reorders_outputs
 
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays. A multiplication of
@@ -101,6 +102,7 @@ _ACTIVATIONS: dict[Activation, int] = {
 _KV_DTYPES = (torch.float32, torch.bfloat16)
 _QK_NORMS: dict[QkNorm | None, int] = {"all heads": ALL_HEADS, "per head after rope": AFTER_ROPE}
 _FIELDS = (QKV, OUTPUT, GATE_UP, DOWN)
+NO_PLAN = np.empty(0, np.int64)
 
 
 class _Mixture:
@@ -308,11 +310,14 @@ class CompiledLayers:
         have the dtype of `x_TE`, which may be overwritten.
         """
         config, (T, E) = self._config, x_TE.shape
-        plans = [own.plan.array for own in map(attentions.get, self.windows) if isinstance(own, CompiledAttention)]
+        plans = [own.plan for own in map(attentions.get, self.windows) if isinstance(own, CompiledAttention)]
         slots_ST = slots_T.numpy().reshape(1, T)
         if window_slots_T is not None:
             slots_ST = np.stack((slots_T.numpy(), window_slots_T.numpy()))
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
+        last_plan = NO_PLAN
+        if 0 < 2 * len(wanted) <= T:
+            last_plan = plans[self.windows.index(config.windows[-1])].array_of(wanted)
         last_OE = np.empty((len(wanted), E), np.float32)
         logits_OV = None
         if with_head:
@@ -333,7 +338,8 @@ class CompiledLayers:
             np.empty(0, np.float32) if query_scales_T is None else query_scales_T.numpy(),
         )
         caches, num_slots = self.descriptors(kv, x_TE.dtype), len(slots_ST)
-        self.compute(x, caches, (plans[0], plans[-1]), rest, num_slots=num_slots, with_head=with_head)
+        arrays = plans[0].array, plans[-1].array, last_plan
+        self.compute(x, caches, arrays, rest, num_slots=num_slots, with_head=with_head)
         if logits_OV is not None:
             return torch.from_numpy(logits_OV), {}
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
@@ -390,7 +396,8 @@ class CompiledLayers:
         self, x_TE: Floats, kv_LX: Ints, plans: Sequence[Ints], rest: Sequence[Any], *, num_slots: int, with_head: bool
     ) -> None:
         """Compute a step in place, by as many threads as its work is worth. `kv_LX` are `descriptors`, `plans` those of
-        the first and last of `windows`, `rest` the `arguments`; with `num_slots` 2 windows have slots of their own."""
+        the first and last of `windows` and of the last layer, NO_PLAN if it has that of its window, `rest` the
+        `arguments`; with `num_slots` 2 windows have slots of their own."""
         config, cost = self._config, (plans[0].item(COST) + plans[1].item(COST)) // 2
         multiplications = cost * config.num_kv_heads * config.head_dim * len(kv_LX)
         num_bytes = self._weight_bytes + (self._head.nbytes if with_head and self._head is not None else 0)
@@ -490,10 +497,3 @@ def _stored_weights(norm: Norm) -> torch.Tensor:
         return norm.weight_E
     bias_E = torch.zeros_like(norm.weight_E) if norm.bias_E is None else norm.bias_E
     return torch.cat((norm.weight_E, bias_E))
-
-
-def side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
-    """Return cosines or sines of each rope, [P, T, D]."""
-    if len(parts_T1D) == 1:
-        return parts_T1D[0].float().numpy().reshape(1, T, D)
-    return np.stack([part.float().numpy().reshape(T, D) for part in parts_T1D])

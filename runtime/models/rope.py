@@ -15,9 +15,12 @@ Legend: D head size, ... any positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .rope_config import RopeConfig
 
@@ -168,3 +171,10 @@ def _yarn_range(config: RopeConfig, head_dim: int) -> tuple[float, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     return low, high + 0.001 if low == high else high
+
+
+def side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> NDArray[np.float32]:
+    """Return cosines or sines of each rope, [P, T, D]."""
+    if len(parts_T1D) == 1:
+        return parts_T1D[0].float().numpy().reshape(1, T, D)
+    return np.stack([part.float().numpy().reshape(T, D) for part in parts_T1D])

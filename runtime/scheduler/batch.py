@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -18,14 +18,16 @@ from ...radix.lease import Lease
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
-from .plan import ForwardPlan, PageCopy, RowState, StateAdvance, StateChange, StateCopy
+from .plan import ForwardPlan, ForwardResult, PageCopy, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
 from .request import Request
 
 STATE_INTERVAL = 1024  # tokens between the recurrent states that are kept of a long sequence
 SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
-CONTINUOUS_SECONDS = 0.004  # of the decode steps of one plan
-MAX_CONTINUOUS = 8  # such steps
+# Of the decode steps of one plan, a frame of a display: nobody reads tokens sooner. The engine ends a plan early for a
+# message, and for a token that ends an output, but knows of no stop strings.
+CONTINUOUS_SECONDS, CONTINUOUS_SECONDS_TO_STOP_STRINGS = 0.016, 0.004
+MAX_CONTINUOUS = 16  # such steps
 
 
 def make_cache(
@@ -104,7 +106,7 @@ class RunningShares(msgspec.Struct, frozen=True):
 
 class DecodesPerStep:
     """Chooses how many decode steps one plan has, by their time: planning and reading each by itself costs a small
-    model as much as computing it. Requests that arrive meanwhile wait for about CONTINUOUS_SECONDS at most."""
+    model as much as computing it."""
 
     def __init__(self, *, may_repeat: bool) -> None:
         """Without `may_repeat`, it is always one."""
@@ -112,17 +114,26 @@ class DecodesPerStep:
         self._seconds = math.inf  # of a decode step, the last one that was measured
         self._num_rows = 0  # of that step
 
-    def most(self, num_rows: int) -> int:
-        """Return how many decode steps of `num_rows` rows fit into the time: 1 at least, and 1 with more rows than the
+    def most(self, scheduled: Sequence[ScheduledRequest]) -> int:
+        """Return how many decode steps of these rows fit into the time: 1 at least, and 1 with more rows than the
         step that was measured last, since those take longer."""
-        if not self._may_repeat or num_rows > self._num_rows:
+        if not self._may_repeat or len(scheduled) > self._num_rows:
             return 1
-        return max(1, int(min(MAX_CONTINUOUS, CONTINUOUS_SECONDS / max(self._seconds, 1e-9))))
+        has_stop_strings = any(item.request.stops.reads_text for item in scheduled)
+        seconds = CONTINUOUS_SECONDS_TO_STOP_STRINGS if has_stop_strings else CONTINUOUS_SECONDS
+        return max(1, int(min(MAX_CONTINUOUS, seconds / max(self._seconds, 1e-9))))
 
-    def observe(self, plan: ForwardPlan, seconds: float) -> None:
+    def observe(self, plan: ForwardPlan, result: ForwardResult) -> None:
         """Record the time of the plan's decode steps; of other plans, do nothing."""
         if plan.num_tokens == len(plan.rows):
-            self._seconds, self._num_rows = seconds / plan.num_decodes, len(plan.rows)
+            self._seconds, self._num_rows = result.seconds / result.num_decodes, len(plan.rows)
+
+
+def end_tokens(running: Sequence[ScheduledRequest]) -> frozenset[int]:
+    """Return the tokens that end one of the outputs, of several decode steps; of one, nothing asks for them."""
+    if not running or running[0].num_decodes == 1:
+        return frozenset()
+    return frozenset().union(*(item.request.stops.end_tokens for item in running))
 
 
 class Batch:

@@ -170,8 +170,10 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     states: list[StateChange] = []  # made in this order before the forward
     window_copies: list[PageCopy] = []  # likewise, copies of window pages
     # Decode steps run in turn, each on the tokens that the one before sampled. With more than one, rows have one token,
-    # pages for all steps, and a Sample without mask, penalties or log-probabilities.
+    # pages for all steps, and a Sample without mask, penalties or log-probabilities. The engine may compute fewer: none
+    # after a step that sampled one of `end_tokens`, which end an output, or during which a message came.
     num_decodes: int = 1
+    end_tokens: frozenset[int] = frozenset()
 
     @property
     def num_tokens(self) -> int:
@@ -219,3 +221,4 @@ class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
     seconds: float = 0.0  # of the forward; for the scheduler, from the previous step's end to this one's
+    num_decodes: int = 1  # decode steps of the plan that were computed

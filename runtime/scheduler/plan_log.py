@@ -123,6 +123,14 @@ class PlanLog:
         self._encoder = msgspec.json.Encoder()
         self._append(header)
 
+    @classmethod
+    def open(cls, path: str, header: LogHeader) -> PlanLog:
+        """Open a log at `path`. Raises RequestError if it cannot be written."""
+        try:
+            return cls(header, open(path, "wb"))
+        except OSError as error:
+            raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
+
     def write(self, entry: LogEntry) -> None:
         """Append an entry, unless the log has ended: at its maximum size, or because it could not be written."""
         try:

@@ -44,7 +44,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
-from .batch import Batch, DecodesPerStep, ScheduledRequest, make_cache
+from .batch import Batch, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
 from .counters import SchedulerCounters
 from .drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
@@ -200,13 +200,13 @@ class Scheduler:
         if running_shares.has_chunks:
             running = self._batch.extend_prefills(running, admitted.num_left)
         if not (admitted.scheduled or self._waiting or self.pending_grammars or self._drafting.is_on):
-            running = self._batch.add_decodes(running, self._decodes.most(len(running)))
+            running = self._batch.add_decodes(running, self._decodes.most(running))
         rows, requests = self._build(running + admitted.scheduled)
         if not rows:
             if self._preparation and not self._in_flight:
                 self._preparation.wait_for_any()
             return None
-        self._counters.num_steps += (num_decodes := running[0].num_decodes if running else 1)
+        self._counters.num_steps += 1
         plan = ForwardPlan(
             step=self._counters.num_steps,
             copies=self._batch.take_copies(),
@@ -214,7 +214,8 @@ class Scheduler:
             states=self._batch.take_state_changes(),
             window_copies=self._batch.take_window_copies(),
             followed=self._drafting.source_follows(rows),
-            num_decodes=num_decodes,
+            num_decodes=running[0].num_decodes if running else 1,
+            end_tokens=end_tokens(running),
         )
         self._in_flight.append(InFlightPlan(plan, requests))
         return plan
@@ -276,7 +277,8 @@ class Scheduler:
                 if request.is_held and not (request.num_uncomputed or request.num_in_flight):
                     request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
-        self._decodes.observe(plan, result.seconds)
+        self._counters.num_steps += result.num_decodes - 1
+        self._decodes.observe(plan, result)
         if self._in_flight and self._in_flight[0].plan.is_open:
             self._settle_masks(now)
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)

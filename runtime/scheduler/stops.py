@@ -78,6 +78,16 @@ class StopRules:
         """Tokens that may not follow `num_output` output tokens if others can."""
         return self._suppressed_at_first if num_output < self._min_new_tokens else self._suppressed
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an output that is long enough and has no constraint."""
+        return self._ending_ids
+
+    @property
+    def reads_text(self) -> bool:
+        """True if stop strings or patterns may end the output."""
+        return bool(self._searches)
+
     def can_end(self, token: int) -> bool:
         """True if the token by itself ends an output that is long enough."""
         return token in self._completing_ids or token in self._ending_ids

@@ -126,6 +126,25 @@ def test_decode_steps_of_one_plan_give_the_tokens_of_as_many_plans(engine: Forwa
     assert all(result.is_finite for result in together)
 
 
+def test_a_token_that_ends_an_output_and_an_interruption_end_the_decode_steps_of_a_plan(
+    engine: ForwardEngine,
+) -> None:
+    rows = decode_rows(engine, 6)
+    plan = ForwardPlan(step=8, copies=[], rows=rows, num_decodes=6)
+    whole = [result.tokens for result in engine.run(plan).rows]
+    end = whole[1][2]
+    first = min(tokens.index(end) for tokens in whole if end in tokens)
+    result = engine.run(msgspec.structs.replace(plan, end_tokens=frozenset([end])))
+    assert [own.tokens for own in result.rows] == [tokens[: first + 1] for tokens in whole]
+    assert result.num_decodes == first + 1 < 6
+    asked: list[int] = []
+    engine.interrupt_when(lambda: asked.append(1) or len(asked) == 4)
+    result = engine.run(plan)
+    engine.interrupt_when(lambda: False)
+    assert [own.tokens for own in result.rows] == [tokens[:4] for tokens in whole]
+    assert result.num_decodes == 4
+
+
 def test_decode_steps_end_where_logits_are_not_finite(engine: ForwardEngine) -> None:
     rows = decode_rows(engine, 4)
     plan = ForwardPlan(step=8, copies=[], rows=rows, num_decodes=4)

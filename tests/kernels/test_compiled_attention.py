@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from ramiform.kernels import AttentionArgs, Chunk, KvCache, RowSpan, for_device
 from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.attention import CompiledAttention
-from ramiform.kernels.cpu.attention_plan import HEADS, NUM_TILES, AttentionPlan
+from ramiform.kernels.cpu.attention_plan import COST, HEADS, NUM_TILES, AttentionPlan
 from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
 from ramiform.kernels.reference.quantise import E4M3, quantise
 
@@ -309,6 +309,22 @@ def test_rows_that_share_pages_are_computed_together() -> None:
     plan = AttentionPlan.of(rows, page_size=PAGE_SIZE, window=None, group=2)
     assert plan.array[NUM_TILES] == 2  # all that share the system prompt, and the one that does not
     memory.check(rows, 2)
+
+
+@pytest.mark.parametrize("window", [None, 70, Chunk(96)], ids=str)
+def test_wanted_tokens_alone_have_the_bits_of_all(window: int | Chunk | None) -> None:
+    """Rows attend from their first wanted token on: none of the first, one that is wanted twice, nodes of a tree."""
+    memory = Memory.of(2, 64)
+    system = memory.row(300, 40)
+    fork = memory.row(288, 30, prefix=system.pages[:18].tolist())
+    rows = [system, fork, memory.row(100, 1 + 3, (-1, 0, -1)), memory.row(0, 150), memory.row(20, 1)]
+    q_THD = memory.queries(rows, 2)
+    plan = AttentionPlan.of(rows, page_size=PAGE_SIZE, window=window, group=2, heads=2, threads=2)
+    whole = CompiledAttention(plan).attend(q_THD, memory.kv, SCALE)
+    wanted = np.array([69, 73, 71, 222, 222, 190, 224])
+    out_THD = CompiledAttention(replace(plan, array=plan.array_of(wanted))).attend(q_THD, memory.kv, SCALE)
+    assert torch.equal(out_THD[wanted], whole[wanted])
+    assert plan.array_of(wanted)[COST] < plan.array[COST] / 2
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

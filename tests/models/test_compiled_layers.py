@@ -11,6 +11,8 @@ import torch
 
 from ramiform.kernels import for_device
 from ramiform.kernels.cpu import thread_pool
+from ramiform.kernels.cpu.attention_plan import AttentionPlan
+from ramiform.kernels.cpu.compiled import Ints
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.models import compiled_layers
@@ -91,6 +93,30 @@ def test_a_small_step_equals_plain_ops(
     for got, want in zip(states(ours, STEPS[step], captures), states(slow, STEPS[step], captures), strict=True):
         torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
     assert served[-1], "the step did not go where it was meant to"
+
+
+@pytest.mark.parametrize("wanted", [[8], [3, 2], [8, 4, 4]], ids=str)
+@pytest.mark.parametrize("name", ["llama3", "qwen2, windows", "qwen3 moe, some layers dense"])
+def test_a_last_layer_of_wanted_tokens_alone_has_the_bits_of_all(
+    name: str, wanted: list[int], checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
+    plans: list[Ints] = []
+    array_of = AttentionPlan.array_of
+    monkeypatch.setattr(AttentionPlan, "array_of", lambda *args: plans.append(array_of(*args)) or plans[-1])
+    found = []
+    for tokens in (np.arange(9), np.array(wanted)):
+        memory = zeroed_memory(model, 8)
+        kv = KvPool(memory).layers
+        with torch.inference_mode():
+            for row in PROMPTS:
+                model.hidden(decoder_inputs([row], model, np.arange(len(row.tokens)), kv[0]), kv)
+            hidden = model.hidden(decoder_inputs(STEPS["tree and others"], model, tokens, kv[0]), kv)
+        found.append((hidden, memory.k_LSKD, memory.v_LSKD))
+    (all_TE, *all_kv), (wanted_OE, *wanted_kv) = found
+    assert torch.equal(wanted_OE, all_TE[wanted])
+    assert all(map(torch.equal, wanted_kv, all_kv))
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -38,6 +38,7 @@ class FakeEngine:
         self.num_computed = 0
         self.now = 0.0  # seconds, made up
         self.pace = 1e-3  # seconds of a token
+        self.interrupts = False  # plans of several decode steps end early by chance
         self.num_in_flight = 0
         self.open = False  # the plan launched last has not been told all that it samples
         self.sampled: list[tuple[str, int | None]] = []  # by row of the plan that sampled last
@@ -222,6 +223,7 @@ class FakeLaunched:
         self.histories = histories
         self.written = written
         self.results: list[RowResult] = []
+        self.num_decodes = 1
 
     def sample(self, sampling: SamplingPlan) -> None:
         assert self.engine.open
@@ -240,8 +242,8 @@ class FakeLaunched:
 
     def decide(self, rows: Sequence[Row]) -> None:
         self.engine.open = False
-        for row, history, new in zip(rows, self.histories, self.written, strict=True):
-            result = self.decode(row, history)
+        decoded = self.end_early([self.decode(row, history) for row, history in zip(rows, self.histories, strict=True)])
+        for row, history, new, result in zip(rows, self.histories, self.written, decoded, strict=True):
             for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
                 right = (*history, *result.tokens[: offset + 1])
                 self.engine.kv[new[row.num_committed + offset]] = right
@@ -250,6 +252,17 @@ class FakeLaunched:
                     self.engine.window_kv[slot] = right
             self.results.append(result)
         self.engine.sampled = [(row.rid, result.token) for row, result in zip(rows, self.results, strict=True)]
+
+    def end_early(self, results: list[RowResult]) -> list[RowResult]:
+        """Drop what an engine does not compute after an end of an output, or an interruption."""
+        most = self.plan.num_decodes
+        if most == 1:
+            return results
+        if self.engine.interrupts:
+            most = 1 + number((self.plan.step, "interrupted")) % most
+        ends = [i for result in results for i, token in enumerate(result.tokens) if token in self.plan.end_tokens]
+        self.num_decodes = min([most, *(index + 1 for index in ends)])
+        return [msgspec.structs.replace(result, tokens=result.tokens[: self.num_decodes]) for result in results]
 
     def decode(self, row: Row, history: tuple[int, ...]) -> RowResult:
         """Return the result of a row that decodes as often as the plan says."""
@@ -270,5 +283,6 @@ class FakeLaunched:
 
     def wait(self) -> ForwardResult:
         self.engine.num_in_flight -= 1
-        self.engine.now += self.engine.pace * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
-        return ForwardResult(step=self.plan.step, rows=self.results)
+        cost = self.num_decodes * (10 + self.plan.num_tokens) + number(self.plan.step) % 5
+        self.engine.now += self.engine.pace * cost
+        return ForwardResult(step=self.plan.step, rows=self.results, num_decodes=self.num_decodes)

@@ -50,10 +50,50 @@ def test_short_decode_steps_are_planned_several_at_once_while_nobody_waits() -> 
     assert len(decodes) < 20
 
 
+def test_a_plan_whose_decode_steps_end_early_loses_no_token() -> None:
+    runtime = Runtime(continuous=True)
+    runtime.engine.interrupts = True
+    runtime.add(generate("greedy", [2, 3], max_new_tokens=40, **FREE))
+    runtime.add(generate("drawn", [3, 3], max_new_tokens=37, temperature=1.0, **FREE))
+    expected = {rid: sequential(request.message) for rid, request in runtime.scheduler._requests.items()}
+    runtime.finish()
+    assert {rid: answer.ids for rid, answer in runtime.answers.items()} == {r: e.ids for r, e in expected.items()}
+    assert sum(plan.num_decodes for plan in runtime.plans) > runtime.scheduler.stats().num_steps == 40
+    assert runtime.answers["greedy"].num_passes == 40
+
+
+def test_no_decode_step_is_computed_after_the_end_of_an_output() -> None:
+    runtime = Runtime(continuous=True)
+    runtime.add(generate("ignores", [2, 3], max_new_tokens=60, **FREE))
+    runtime.step()
+    runtime.step()
+    stop = sequential(generate("stops", [3, 3], max_new_tokens=60, **FREE)).ids[7]
+    runtime.add(generate("stops", [3, 3], max_new_tokens=60, stop_token_ids=[stop], **FREE))
+    while "stops" in runtime.scheduler._requests:
+        runtime.step()
+    assert runtime.plans[-1].num_decodes > 1
+    assert runtime.plans[-1].end_tokens == {stop}
+    assert runtime.answers["stops"].ids[-1] == stop
+    num_alone = len(runtime.answers["ignores"].ids)
+    runtime.finish()
+    assert runtime.scheduler.stats().num_steps == 60
+    assert num_alone < 60
+
+
+def test_stop_strings_shorten_a_plan() -> None:
+    def most(**params: Any) -> int:
+        runtime = Runtime(continuous=True)
+        runtime.add(generate("one", [2, 3], max_new_tokens=60, **FREE, **params))
+        runtime.finish()
+        return max(plan.num_decodes for plan in runtime.plans)
+
+    assert 1 < most(stop=["no such text"]) < most()
+
+
 def test_decode_steps_are_timed_alone_when_there_are_more_rows() -> None:
     runtime = Runtime(continuous=True)
     runtime.add(generate("first", [2, 3], max_new_tokens=60, **FREE))
-    for _ in range(6):
+    for _ in range(4):
         runtime.step()
     assert runtime.plans[-1].num_decodes > 1
     runtime.add(*(generate(f"more {number}", [3, number], max_new_tokens=30, **FREE) for number in range(2, 6)))
