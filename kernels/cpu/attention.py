@@ -65,8 +65,8 @@ from .attention_plan import (
     TOKENS,
     AttentionPlan,
     copy_block,
-    fetch_block,
     find_addresses,
+    read_block,
     set_addresses,
 )
 from .compiled import Ints, compiled_in_order
@@ -98,12 +98,10 @@ _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 _score_1, _score_2 = score_rows(1, in_place=True), score_rows(2, in_place=True)
 _score_2_packed, _score_4_packed = score_rows(2, in_place=False), score_rows(4, in_place=False)
 _WIDE = HOST.vectors  # vectors of four rows: their sums stay in registers
-_weigh_1, _weigh_2, _weigh_4 = (
-    weigh_values(1, 4, fetches=True),
-    weigh_values(2, 4, fetches=True),
-    weigh_values(4, _WIDE),
-)
-_weigh_1_rest, _weigh_2_rest, _weigh_4_rest = (weigh_values(rows, 1) for rows in (1, 2, 4))
+_weigh_1, _weigh_2 = weigh_values(1, 4, fetches=True), weigh_values(2, 4, fetches=True)
+_weigh_4 = weigh_values(4, _WIDE)
+_weigh_1_rest, _weigh_2_rest = weigh_values(1, 1, fetches=True), weigh_values(2, 1, fetches=True)
+_weigh_4_rest = weigh_values(4, 1)
 
 
 def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
@@ -151,36 +149,36 @@ def _begin_rows(bases: int, totals: int, sums: int, num_rows: int, size: int, si
             total_RL[row, 0] = 1
 
 
-@compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64)")
+@compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64, int64)")
 def _score(
-    q: int, num_rows: int, size: int, keys: int, offset: int, packed: bool, num_keys: int, scores: int, coming: int
-) -> None:
+    q: int, num_rows: int, size: int, keys: int, offset: int, packed: bool, num_keys: int, scores: int, coming: int,
+    to_values: int,
+) -> None:  # fmt: skip
     """Write the scores of all rows with a block's keys, and of up to ROWS - 1 more that do not exist."""
     row = 0
     while row < num_rows:
         left = num_rows - row
         queries, to = q + 4 * row * size, scores + ROW_BYTES * row
         if packed and left > 2:
-            _score_4_packed(queries, size, keys, 0, num_keys, to, 0)
+            _score_4_packed(queries, size, keys, 0, num_keys, to, 0, 0)
             row += 4
         elif packed:
-            _score_2_packed(queries, size, keys, 0, num_keys, to, 0)
+            _score_2_packed(queries, size, keys, 0, num_keys, to, 0, 0)
             row += 2
         elif left == 2:
-            _score_2(queries, size, keys, offset, num_keys, to, coming)
+            _score_2(queries, size, keys, offset, num_keys, to, coming, to_values)
             row += 2
         else:
-            _score_1(queries, size, keys, offset, num_keys, to, coming)
+            _score_1(queries, size, keys, offset, num_keys, to, coming, to_values)
             row += 1
 
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 def _weigh(
-    weights: int, num_rows: int, size: int, values: int, num: int, offset: int, sums: int, coming: int, start: int
+    weights: int, num_rows: int, size: int, values: int, num: int, offset: int, sums: int, coming: int, to_keys: int
 ) -> None:
     """Add a block's values to the sums of all rows, by their weights."""
     row = 0
-    per_vector = 8 * BLOCK * TOTAL_BYTES // FETCH_BYTES
     while row < num_rows:
         left = num_rows - row
         count = 4 if left >= 4 else 2 if left >= 2 else 1
@@ -189,24 +187,24 @@ def _weigh(
         d = 0
         while d < size:
             rest = d + wide > size
-            v, at, ahead = offset + 4 * d, to + 4 * d, coming + d // LANES * per_vector
+            v, at = offset + 4 * d, to + 4 * d
             if count == 4 and rest:
-                _weigh_4_rest(w, values, num, v, at, 4 * size, ahead, start)
+                _weigh_4_rest(w, values, num, v, at, 4 * size, coming, to_keys)
             elif count == 4:
-                _weigh_4(w, values, num, v, at, 4 * size, ahead, start)
+                _weigh_4(w, values, num, v, at, 4 * size, coming, to_keys)
             elif count == 2 and rest:
-                _weigh_2_rest(w, values, num, v, at, 4 * size, ahead, start)
+                _weigh_2_rest(w, values, num, v, at, 4 * size, coming, to_keys)
             elif count == 2:
-                _weigh_2(w, values, num, v, at, 4 * size, ahead, start)
+                _weigh_2(w, values, num, v, at, 4 * size, coming, to_keys)
             elif rest:
-                _weigh_1_rest(w, values, num, v, at, 4 * size, ahead, start)
+                _weigh_1_rest(w, values, num, v, at, 4 * size, coming, to_keys)
             else:
-                _weigh_1(w, values, num, v, at, 4 * size, ahead, start)
+                _weigh_1(w, values, num, v, at, 4 * size, coming, to_keys)
             d += LANES if rest else wide
         row += count
 
 
-@compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 15)}, float32, int64)")
+@compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 14)}, float32, int64)")
 def _attend_floats(
     keys: int,
     key_offset: int,
@@ -214,7 +212,6 @@ def _attend_floats(
     values: int,
     value_offset: int,
     coming: int,
-    coming_offset: int,
     base: int,
     num_keys: int,
     size: int,
@@ -232,14 +229,15 @@ def _attend_floats(
     """Add a block's values, float32s, to the sums of `num_queries` times `group` rows, by the weights of its keys.
 
     The block has `num_keys` keys from the place `base` on. They lie `key_offset` bytes behind the addresses at `keys`,
-    or are `packed` there; the values `value_offset` bytes behind those at `values`. Of few rows the kernels fetch keys
-    at the addresses at `coming`, and values `coming_offset` bytes behind them. Further arguments but numbers are
-    addresses: of the first row's query, sums (`size` float32s a row), base and total (LANES float32s), of the places
-    that the queries see (int64s), and of memory for the scores of all rows and ROWS more.
+    or are `packed` there; the values `value_offset` bytes behind those at `values`. Of few rows the kernels fetch the
+    block whose addresses are at `coming`: each line twice, half a block apart, because the processor drops fetches when
+    many are under way. Further arguments but numbers are addresses: of the first row's query, sums (`size` float32s a
+    row), base and total (LANES float32s), of the places that the queries see (int64s), and of memory for the scores of
+    all rows and ROWS more.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
     num_rows, padded = num_queries * group, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE
-    _score(queries, num_rows, size, keys, key_offset, packed, padded, scores, coming)
+    _score(queries, num_rows, size, keys, key_offset, packed, padded, scores, coming, value_offset - key_offset)
     for query in range(num_queries):
         begin = min(max(begins_Q[query] - base, 0), BLOCK)
         end = min(max(ends_Q[query] - base, 0), BLOCK)
@@ -248,7 +246,7 @@ def _attend_floats(
             if begin > 0 or end < BLOCK or cap > 0:
                 mask_scores(of_row, begin, end, cap)
             weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * size * row, size)
-    _weigh(scores, num_rows, size, values, num_keys, value_offset, sums, coming, coming_offset)
+    _weigh(scores, num_rows, size, values, num_keys, value_offset, sums, coming, key_offset - value_offset)
 
 
 @compiled_in_order("void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32, int64)")
@@ -314,7 +312,7 @@ def attend_task(
 
     segment, at = first_segment, plan[SEGMENTS] + first_segment * SEGMENT_FIELDS
     source, slot_bytes, value_offset = kv[KEYS] + width * first_head * D, width * kv[STRIDE], kv[VALUES] - kv[KEYS]
-    block, num_keys = plan[at + 2], 0
+    block, num_keys, fetched = plan[at + 2], 0, False
     if segment < end_segment:
         num_keys = find_addresses(plan, at, block, source, slot_bytes, addresses)
     while segment < end_segment:
@@ -330,12 +328,12 @@ def attend_task(
             low += 1
         while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
             high -= 1
-        few = (high - low) * G <= _FEW_ROWS
-        # Of whole blocks the kernels fetch what comes, for each of the heads a share.
-        fetches = few and cached == FLOAT32 and together * width * size == FETCH_BYTES and num_keys == BLOCK
-        if not fetches and num_coming > 0:
-            fetch_block(coming, num_coming, 0, together * width * D)
-            fetch_block(coming, num_coming, value_offset, together * width * D)
+        few, slot_read = (high - low) * G <= _FEW_ROWS, together * width * D
+        fetches = low < high and few and cached == FLOAT32 and size == D and num_coming > 0
+        if not fetched and low < high:
+            read_block(addresses, num_keys, 0, slot_read, scores)
+            read_block(addresses, num_keys, value_offset, slot_read, scores)
+        fetched = fetches and num_keys == BLOCK
         begins, ends = places + 8 * (plan[BEGINS] + low), places + 8 * (plan[ENDS] + low)
         for head in range(together if low < high else 0):
             row = head * R + (low - first_q) * G
@@ -353,6 +351,7 @@ def attend_task(
                 attend_block(
                     gathered, gathered + 2 * BLOCK * size, base, num_keys, size, q_rows, sums_rows, bases_rows,
                     totals_rows, begins, ends, high - low, G, score_scale, cap, scores,
+                    coming if num_coming > 0 and (high - low) * G <= BLOCK else 0, width * head * D, value_offset,
                 )  # fmt: skip
                 continue
             if cached != FLOAT32:
@@ -364,15 +363,11 @@ def attend_task(
             if not few:
                 pack_keys(own, keys, size, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE, packed)
                 keys_at = packed
-            ahead, ahead_offset = own, values
-            if fetches and num_coming > 0:
-                ahead, ahead_offset = coming + 8 * head * (BLOCK * width * D // FETCH_BYTES), value_offset
             _attend_floats(
-                keys_at, keys, not few, own, values, ahead, ahead_offset, base, num_keys, size, q_rows,
+                keys_at, keys, not few, own, values, coming if fetches else own, base, num_keys, size, q_rows,
                 sums_rows, bases_rows, totals_rows, begins, ends, high - low, G, cap, scores,
             )  # fmt: skip
-        num_keys = num_coming
-        addresses, coming = coming, addresses
+        num_keys, addresses, coming = num_coming, coming, addresses
 
     for head in range(together):
         out_scale = np.float32(1)

@@ -25,7 +25,7 @@ from ... import loops
 from .attention_inner import BLOCK, FLOAT32, ROW_BYTES, SLACK, TOTAL_BYTES, mask_scores, pointer_to
 from .bfloat16 import float32_to_bfloat16
 from .instructions import HOST
-from .tile import F32, I16, I32, I64, Tile
+from .tile import F32, I16, I32, I64, FloatBuilder, Tile
 
 LANES = HOST.lanes
 ROWS = 6  # most rows of a kernel: their sums stay in registers
@@ -349,8 +349,29 @@ def pack_block(addresses: int, offset: int, num_keys: int, size: int, is_values:
             _pack_8_pairs(addresses + 8 * key, offset + 2 * d, to + 4 * key + _PAIR_BYTES // 2 * d)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _fetch(_: Any, address: Any) -> Any:
+    """Fetch the cache line of an address to the second cache. For compiled loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        FloatBuilder(builder).fetch(args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@loops.compiled_once("void(int64, int64, int64, int64, int64, int64)", error_model="numpy")
+def _fetch_keys(addresses: int, first: int, end: int, offset: int, num_bytes: int, to_values: int) -> None:
+    """Fetch the bytes that lie `offset` behind some keys' addresses, and those `to_values` behind these."""
+    addresses_L = carray(_ints(addresses), (BLOCK,))
+    for key in range(first, min(end, BLOCK)):
+        for byte in range(offset, offset + num_bytes, 64):
+            _fetch(addresses_L[key] + byte)
+            _fetch(addresses_L[key] + to_values + byte)
+
+
 @loops.compiled_once(
-    f"void({', '.join(['int64'] * 13)}, float32, float32, int64)",
+    f"void({', '.join(['int64'] * 13)}, float32, float32, {', '.join(['int64'] * 4)})",
     error_model="numpy",
 )
 def attend_block(
@@ -370,15 +391,20 @@ def attend_block(
     scale: float,
     cap: float,
     scratch: int,
+    coming: int,
+    offset: int,
+    to_values: int,
 ) -> None:
     """Add a packed block's values to the sums of `num_queries` times `group` rows, by the weights of its keys.
 
     The block has `num_keys` keys from the place `base` on. All arguments but numbers are addresses: of the first row's
     query (`size` bfloat16s a row), sums (`size` float32s), base and total (LANES float32s), of the places that the
-    queries see (int64s), and of scratch memory for ROWS rows of scores and one of sums.
+    queries see (int64s), of scratch memory for ROWS rows of scores and one of sums, and at last `coming`, 0 or that of
+    the addresses of a block to fetch: keys `offset` bytes behind those, values `to_values` behind keys.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
     num_rows, spare = num_queries * group, scratch + ROWS * ROW_BYTES
+    fetched = -(-BLOCK // num_rows)  # keys with each row
     query = left_of_query = 0  # the row's query, and its rows that are left
     begin = end = row = 0
     while row < num_rows:
@@ -404,6 +430,8 @@ def attend_block(
             if begin > 0 or end < BLOCK or cap > 0:
                 mask_scores(scores, begin, end, cap)
             at = row + r
+            if coming != 0:  # with each row some: the processor drops fetches when many are under way
+                _fetch_keys(coming, at * fetched, (at + 1) * fetched, offset, 2 * size, to_values)
             _weigh_scores(scores, bases + 4 * at, totals + TOTAL_BYTES * at, sums + 4 * size * at, size)
         pairs = max((last + 1) // 2, 1)
         d, to = 0, sums + 4 * size * row

@@ -227,21 +227,23 @@ def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
 
     The arguments are the address of the queries (D float32s each, one after the other), D, the address of the packed
     keys, or with `in_place` of addresses, an offset from those (bytes), the number of keys as of `pack_keys`, the
-    address of the scores (BLOCK float32s for each row), and with `in_place` the address of the addresses of pieces to
-    fetch into the cache, as many bytes as are read.
+    address of the scores (BLOCK float32s for each row), and with `in_place` what to fetch into the cache: the address
+    of the addresses of the next block's keys, and the offset of this block's values from its keys.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
         b = FloatBuilder(builder)
-        q, size, source, start, num_keys, scores, coming = args
+        q, size, source, start, num_keys, scores, coming, to_values = args
         row_bytes = builder.mul(size, I64(_FLOAT_BYTES))
         queries = [b.address(q, builder.mul(row_bytes, I64(row))) for row in range(num_rows)]
 
         def keys(first: Any) -> Sequence[Any]:
-            place = b.address(source, builder.mul(first, I64(_ADDRESS_BYTES)))
+            at = builder.mul(first, I64(_ADDRESS_BYTES))
+            place, next_place = b.address(source, at), b.address(coming, at)
             packed_keys = b.address(source, builder.mul(first, row_bytes))
             if in_place:
                 rows = [b.load(b.address(place, _ADDRESS_BYTES * key), I64) for key in range(4 * _GROUPS)]
+                next_rows = [b.load(b.address(next_place, _ADDRESS_BYTES * key), I64) for key in range(4 * _GROUPS)]
 
             def channels(d: Any, *sums: Any) -> Sequence[Any]:
                 offset = builder.mul(d, I64(_FLOAT_BYTES))
@@ -258,10 +260,12 @@ def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
 
                 if in_place:
                     behind = builder.add(start, offset)
-                    done = builder.add(builder.mul(first, row_bytes), builder.mul(offset, I64(KEYS_AT_ONCE)))
-                    b.fetch_share(coming, I64(0), done, KEYS_AT_ONCE * TOTAL_BYTES)
                     for group in range(_GROUPS):
                         four = slice(4 * group, 4 * group + 4)
+                        for key in next_rows[four]:
+                            b.fetch(b.address(key, behind))
+                        for key in rows[four]:
+                            b.fetch(b.address(key, behind, to_values))
                         for j, k in enumerate(_load_four(b, rows[four], behind)):
                             add(group, j, k)
                     return added
@@ -283,8 +287,10 @@ def score_rows(num_rows: int, *, in_place: bool) -> Callable[..., None]:
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def score(_: Any, q: Any, size: Any, source: Any, start: Any, num_keys: Any, scores: Any, coming: Any) -> Any:
-        return types.void(*[types.int64] * 7), generate
+    def score(
+        _: Any, q: Any, size: Any, source: Any, start: Any, num: Any, to: Any, coming: Any, to_values: Any
+    ) -> Any:
+        return types.void(*[types.int64] * 8), generate
 
     return score  # type: ignore[no-any-return]
 
@@ -348,13 +354,13 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
 
     Its arguments are the address of the weights (BLOCK float32s for each row), of the values' addresses, the number of
     values, the offset of the vectors from those addresses (bytes), the address of the vectors in the first row's sums,
-    the bytes of a row's sums, and if `fetches` the pieces to fetch into the cache: the address of their addresses, and
-    an offset from those.
+    the bytes of a row's sums, and if `fetches` what to fetch into the cache: the address of the addresses of the next
+    block's values, and the offset of its keys from them.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
         b = FloatBuilder(builder)
-        weights, addresses, num_values, offset, sums, row_bytes, coming, coming_offset = args
+        weights, addresses, num_values, offset, sums, row_bytes, coming, to_keys = args
         places = [
             b.address(sums, builder.mul(row_bytes, I64(row)), vector * TOTAL_BYTES)
             for row in range(num_rows)
@@ -365,8 +371,10 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
             at = builder.mul(key, I64(_ADDRESS_BYTES))
             value = b.address(b.load(b.address(addresses, at), I64), offset)
             if fetches:
-                done = builder.mul(key, I64(num_vectors * TOTAL_BYTES))
-                b.fetch_share(coming, coming_offset, done, num_vectors * TOTAL_BYTES)
+                next_value = b.address(b.load(b.address(coming, at), I64), offset)
+                for first in (next_value, b.address(next_value, to_keys)):
+                    for byte in range(0, num_vectors * TOTAL_BYTES, 64):
+                        b.fetch(b.address(first, byte))
             column = b.address(weights, builder.mul(key, I64(_FLOAT_BYTES)))
             found = [b.splat(b.load(b.address(column, row * ROW_BYTES), F32)) for row in range(num_rows)]
             added = list(sums)
@@ -383,7 +391,15 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
 
     @intrinsic  # type: ignore[untyped-decorator]
     def weigh(
-        _: Any, weights: Any, addresses: Any, num: Any, offset: Any, sums: Any, row_bytes: Any, coming: Any, start: Any
+        _: Any,
+        weights: Any,
+        addresses: Any,
+        num: Any,
+        offset: Any,
+        sums: Any,
+        row_bytes: Any,
+        coming: Any,
+        to_keys: Any,
     ) -> Any:
         return types.void(*[types.int64] * 8), generate
 
@@ -401,17 +417,6 @@ def pointer_to(kind: Any) -> Callable[[Any], Any]:
         return types.CPointer(kind)(types.int64), generate
 
     return pointer  # type: ignore[no-any-return]
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def fetch(_: Any, address: Any) -> Any:
-    """Fetch the cache line of an address to the second cache. For compiled loops."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        FloatBuilder(builder).fetch(args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

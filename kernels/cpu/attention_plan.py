@@ -22,7 +22,7 @@ import numpy as np
 from numba import carray, types
 
 from ..arguments import Chunk, RowSpan
-from .attention_inner import BLOCK, fetch, pointer_to
+from .attention_inner import BLOCK, pointer_to
 from .compiled import Ints, compiled
 
 # The plan's array begins with these numbers; COST is that of all tiles for one key/value head, in pairs of a query head
@@ -38,6 +38,7 @@ TILE_ROWS = 256  # rows (a query of one head) of a tile: their queries and sums 
 _TILES_OF_THREAD = 8  # at least, before short ones are merged
 _PIECE = 4  # queries of a tile at least, where tiles are made smaller to occupy all threads
 _GATHER_ROWS = 8  # rows whose products take the time of gathering a block
+_STREAMS = 8  # runs of a block's keys, 4 kB each if a slot has 512 bytes
 
 _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 
@@ -460,13 +461,20 @@ def find_addresses(plan: Ints, segment: int, block: int, source: int, slot_bytes
     return num  # type: ignore[no-any-return]
 
 
-@compiled("void(int64, int64, int64, int64)")
-def fetch_block(addresses: int, num: int, offset: int, num_bytes: int) -> None:
-    """Fetch the bytes of keys, or of what lies `offset` bytes behind them, into the second cache."""
+@compiled("void(int64, int64, int64, int64, int64)")
+def read_block(addresses: int, num: int, offset: int, num_bytes: int, to: int) -> None:
+    """Read the bytes of keys, or of what lies `offset` bytes behind them, into the caches. A byte is written to `to`.
+
+    Loads, because the processor drops fetches when many are under way. The lines of `_STREAMS` runs of keys take turns:
+    the processor's own prefetching follows so many at once.
+    """
     addresses_L = carray(_ints(addresses), (BLOCK,))
-    for key in range(num):
-        for byte in range(0, num_bytes, 64):
-            fetch(addresses_L[key] + offset + byte)
+    run, found = -(-num // _STREAMS), 0
+    for key in range(run):
+        for byte in range(offset, offset + num_bytes, 64):
+            for stream in range(_STREAMS):
+                found |= carray(_bytes(addresses_L[min(stream * run + key, num - 1)] + byte), (1,))[0]
+    carray(_bytes(to), (1,))[0] = found
 
 
 @compiled("void(int64, int64, int64, int64, int64, int64)")

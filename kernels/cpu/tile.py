@@ -232,17 +232,6 @@ class FloatBuilder:
         place = self.ir.inttoptr(address, I8.as_pointer())
         self.ir.call(function, (place, I32(0), I32(2), I32(1)))
 
-    def fetch_share(self, coming: Any, start: Any, done: Any, num_bytes: int) -> None:
-        """Fetch `num_bytes`, from byte `done` on, of pieces of FETCH_BYTES that lie `start` bytes behind addresses."""
-        for first in range(0, num_bytes, FETCH_BYTES):
-            at = self.address(done, first)
-            piece = self.ir.lshr(at, I64(FETCH_BYTES.bit_length() - 1))
-            place = self.address(coming, self.ir.mul(piece, I64(8)))
-            within = self.ir.and_(at, I64(FETCH_BYTES - 1))
-            here = self.address(self.load(place, I64), start, within)
-            for line in range(0, min(num_bytes - first, FETCH_BYTES), 64):
-                self.fetch(self.address(here, line))
-
     def larger(self, x: Any, y: Any) -> Any:
         """Return the larger lanes; those of `y` where one is NaN."""
         return self.ir.select(self.ir.fcmp_ordered(">", x, y), x, y)

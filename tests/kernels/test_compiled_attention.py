@@ -5,6 +5,8 @@ With bfloat16 queries and keys, weights may be rounded to bfloat16 (`within_roun
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import random
 import subprocess
@@ -358,6 +360,28 @@ def test_a_node_has_the_bits_of_plain_decoding(first: int, window: int | None, d
         pages = np.arange(-(-len(places) // PAGE_SIZE))
         plain = RowSpan(len(places) - 1, 1, pages)
         assert torch.equal(memory.attend(q_THD[t : t + 1], [plain], window=window, kv=kv), got[t : t + 1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("head_dim", [6, 64, 80])
+def test_nothing_is_read_behind_a_cache(head_dim: int, dtype: torch.dtype) -> None:
+    """A read of the page behind the keys or the values ends the process."""
+    num_slots, K = 203, 2
+
+    def guarded() -> torch.Tensor:
+        size = num_slots * K * head_dim * dtype.itemsize
+        end = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, end + mmap.PAGESIZE)
+        address = np.frombuffer(memory, np.uint8).ctypes.data
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + end), mmap.PAGESIZE, 0) == 0
+        numbers = np.frombuffer(memory, np.uint8, size, end - size)
+        return torch.from_numpy(numbers).view(dtype).view(num_slots, K, head_dim)
+
+    memory = Memory(
+        KvCache(guarded(), guarded()), list(range(num_slots)), torch.Generator().manual_seed(0), page_size=1
+    )
+    memory.check([memory.row(63, 1), memory.row(127, 2), memory.row(9, 1)], group=1)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
