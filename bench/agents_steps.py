@@ -54,7 +54,7 @@ LEGEND = """\
 - **Compute**: at {flops:.0f} GFLOP/s, products of all tokens in all layers, and attention of each token to each key
   that it sees. In the last layer all tokens need keys and values, but only sampled ones queries, attention, output and
   MLP; the head is theirs too.
-- **Reading**: at {read:.1f} GB/s, all weights once, in the served dtype, and once the keys and values that were there
+- **Reading**: at {read:.1f} GB/s, all weights of the file once, and once the keys and values that were there
   before the step, however many rows see a page. All of it comes from memory in this column.
 - **Least**: for each step the larger of computing, and of reading what the third cache ({cache:.0f} MiB) has no room
   for: it might hold the rest from the step before, all of it in steps of few rows. The limit's share: least / replayed.

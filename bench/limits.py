@@ -51,7 +51,7 @@ class Machine:
 class Work:
     """Least cost of a model's tokens. Parameters of its layers and head; bytes of its weights and of a token's
     keys and values; `attention` is the FLOP of one token for each key that it sees. `kv_layer` are the parameters of
-    one layer's keys and values; a parameter has `itemsize` bytes in memory."""
+    one layer's keys and values."""
 
     layers: int
     head: int
@@ -60,12 +60,6 @@ class Work:
     attention: int
     num_layers: int = 1
     kv_layer: int = 0
-    itemsize: int = 4
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the weights in the served dtype, which a checkpoint's file may not have."""
-        return (self.layers + self.head) * self.itemsize
 
     @classmethod
     def of(cls, folder: Path, weights: Path, dtype: torch.dtype) -> Work:
@@ -84,21 +78,20 @@ class Work:
             attention=4 * layers * width,
             num_layers=layers,
             kv_layer=2 * E * kv_width,
-            itemsize=dtype.itemsize,
         )
 
     def least_seconds(self, scenario: Scenario, machine: Machine) -> float:
         """Return the least time of a scenario: each step at the limit of its products or of its reading.
 
-        A shared prefix is computed once; all prompts are one step. The head is computed of read tokens only.
+        A shared prefix is computed once; all prompts are one step.
         """
         N, shared = scenario.num_requests, scenario.num_shared
         own = scenario.prompt_tokens - shared
         keys = shared * shared // 2 + N * (own * shared + own * own // 2)
-        prefill = 2 * self.layers * (shared + N * own) + self.attention * keys + 2 * self.head * N
+        prefill = self._flops(shared + N * own, keys, N, N * scenario.prompt_tokens)
         seconds = max(prefill / machine.flops, self.weight_bytes / machine.read)
         for length in range(scenario.prompt_tokens + 1, scenario.prompt_tokens + scenario.output_tokens):
-            flops = N * (2 * (self.layers + self.head) + self.attention * length)
+            flops = self._flops(N, N * length, N, N * length)
             num_bytes = self.weight_bytes + self.kv_bytes * (shared + N * (length - shared))
             seconds += max(flops / machine.flops, num_bytes / machine.read)
         return seconds
@@ -107,17 +100,18 @@ class Work:
         self, sequences: Sequence[list[int]], num_outputs: int, num_serial: int, machine: Machine
     ) -> float:
         """Return the least time to compute token sequences, each common prefix once, of which `num_outputs` tokens
-        are sampled. Each of the `num_serial` tokens of a chain needs a step that reads the weights."""
-        flops, before = 2 * self.head * num_outputs, list[int]()
+        are sampled: those that see the fewest keys, as far as this knows. Each of the `num_serial` tokens of a chain
+        needs a step that reads the weights."""
+        seen, before = list[int](), list[int]()
         for tokens in sorted(sequences):
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
-            flops += sum(2 * self.layers + self.attention * (first + 1) for first in range(common, len(tokens)))
+            seen += range(common + 1, len(tokens) + 1)
             before = tokens
+        flops = self._flops(len(seen), sum(seen), num_outputs, sum(sorted(seen)[:num_outputs]))
         return max(flops / machine.flops, num_serial * self.weight_bytes / machine.read)
 
     def step_flops(self, rows: Sequence[Row]) -> int:
-        """Return the least floating-point operations of a step. In the last layer all tokens need keys and values, and
-        only sampled ones the rest; the head is theirs too."""
+        """Return the least floating-point operations of a step."""
         tokens = keys = sampled = sampled_keys = 0
         for row in rows:
             seen = [position + 1 for position in row.position_ids]
@@ -125,6 +119,11 @@ class Work:
             if row.sample is not None:
                 needed = seen[row.num_committed - 1 :]  # the last token, and the draft's
                 sampled, sampled_keys = sampled + len(needed), sampled_keys + sum(needed)
+        return self._flops(tokens, keys, sampled, sampled_keys)
+
+    def _flops(self, tokens: int, keys: int, sampled: int, sampled_keys: int) -> int:
+        """Return the least floating-point operations of tokens that see `keys` keys in sum. In the last layer all need keys
+        and values, and only `sampled` ones, after which a token is sampled, the rest; the head is theirs too."""
         last, last_attention = self.layers // self.num_layers - self.kv_layer, self.attention // self.num_layers
         products = 2 * (self.layers - last) * tokens + 2 * (last + self.head) * sampled
         return products + (self.attention - last_attention) * keys + last_attention * sampled_keys
@@ -137,12 +136,12 @@ class Work:
             for index, begin in enumerate(range(0, row.first_position, PAGE_SIZE)):
                 page, num = row.pages[index], min(PAGE_SIZE, row.first_position - begin)
                 filled[page] = max(num, filled.get(page, 0))
-        return self.memory_bytes + self.kv_bytes * sum(filled.values())
+        return self.weight_bytes + self.kv_bytes * sum(filled.values())
 
     def touched_bytes(self, steps: Iterable[Sequence[Row]]) -> int:
         """Return the bytes of the weights and of all pages of these steps."""
         pages = {page for rows in steps for row in rows for page in row.pages}
-        return self.memory_bytes + self.kv_bytes * PAGE_SIZE * len(pages)
+        return self.weight_bytes + self.kv_bytes * PAGE_SIZE * len(pages)
 
     def limit(self, scenario: Scenario, machine: Machine) -> Run:
         """Return the run that would meet the limits."""

@@ -16,7 +16,8 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from .commands import run
 
 MACHINE = Machine(read=100.0, fma=10.0, product=20.0)
-WORK = Work(layers=3, head=1, weight_bytes=200, kv_bytes=2, attention=1)
+# Three layers of one parameter, all of keys and values; one FLOP a layer for each key.
+WORK = Work(layers=3, head=1, weight_bytes=200, kv_bytes=2, attention=3, num_layers=3, kv_layer=1)
 
 
 def cost(*made: Generation) -> Run:
@@ -65,20 +66,21 @@ def test_outputs_in_common_are_counted_whatever_their_order_but_not_those_of_the
 
 
 def test_a_step_takes_as_long_as_the_slower_of_reading_and_multiplying() -> None:
-    # Prefill: 2 * 3 * 4 + 4 * 4 / 2 + 2 = 34 FLOP at 20 a second, or 200 bytes at 100 a second.
-    assert WORK.least_seconds(Scenario("x", 1, 4, 1), MACHINE) == 2.0
-    # A decode step with 5 keys: 200 + 10 bytes.
-    assert WORK.least_seconds(Scenario("x", 1, 4, 2), MACHINE) == 2.0 + 2.1
-    # Ten prompts: 2 * 3 * 40 + 80 + 20 = 340 FLOP; then 10 * (8 + 5) = 130 FLOP, or 300 bytes.
-    assert WORK.least_seconds(Scenario("x", 10, 4, 2), MACHINE) == 17.0 + 6.5
+    # Prefill: 2 * 3 * 4, 8 keys in two layers, 4 of the last token in the third, and 2: 46 FLOP at 20 a second.
+    assert WORK.least_seconds(Scenario("x", 1, 4, 1), MACHINE) == 2.3
+    # A decode step with 5 keys: 200 + 10 bytes at 100 a second.
+    assert WORK.least_seconds(Scenario("x", 1, 4, 2), MACHINE) == 2.3 + 2.1
+    # Ten prompts: 460 FLOP; then 10 * (8 + 3 * 5) = 230 FLOP, or 300 bytes.
+    assert WORK.least_seconds(Scenario("x", 10, 4, 2), MACHINE) == 23.0 + 11.5
 
 
 def test_a_shared_prefix_is_computed_and_read_once() -> None:
-    # 2 * 3 * (20 + 2 * 1) + (200 + 2 * 20) + 2 * 2 = 376 FLOP.
-    assert WORK.least_seconds(Scenario("x", 2, 21, 1, num_shared=20), MACHINE) == 376 / 20
+    # 2 * 3 * (20 + 2 * 1) + 2 * (200 + 2 * 20) + 2 * 21 + 2 * 2 = 658 FLOP.
+    assert WORK.least_seconds(Scenario("x", 2, 21, 1, num_shared=20), MACHINE) == 658 / 20
 
 
 def test_programs_need_each_token_once_and_a_step_for_each_output_of_a_chain() -> None:
-    # Tokens at 0, 1, 2 and, after two in common, at 2 and 3: 5 * 6 + (1 + 2 + 3 + 3 + 4) = 43 FLOP, and 2 * 1 a sample.
-    assert WORK.least_seconds_of([[5, 6, 7], [5, 6, 8, 9]], 2, 1, MACHINE) == (43 + 4) / 20
+    # Tokens at 0, 1, 2 and, after two in common, at 2 and 3: 5 * 6 + 2 * (1 + 2 + 3 + 3 + 4) = 56 FLOP. After the first
+    # two, which see the fewest keys, tokens are sampled: 1 + 2 in the last layer, and 2 * 1 each.
+    assert WORK.least_seconds_of([[5, 6, 7], [5, 6, 8, 9]], 2, 1, MACHINE) == (56 + 3 + 4) / 20
     assert WORK.least_seconds_of([[5, 6, 7], [5, 6, 8, 9]], 2, 3, MACHINE) == 3 * 200 / 100

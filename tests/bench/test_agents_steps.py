@@ -18,7 +18,7 @@ from ramiform.runtime.scheduler.plan_log import LoggedPlan, LoggedResult
 
 MACHINE = Machine(read=10.0, fma=20.0, product=5.0)
 # Three layers of 4 parameters, one of which is for keys and values; 2 FLOP a layer for each key.
-WORK = Work(layers=12, head=5, weight_bytes=0, kv_bytes=2, attention=6, num_layers=3, kv_layer=1, itemsize=2)
+WORK = Work(layers=12, head=5, weight_bytes=34, kv_bytes=2, attention=6, num_layers=3, kv_layer=1)
 GREEDY = Sample(temperature=0.0, draw=0)
 
 
@@ -55,8 +55,8 @@ def test_each_draft_token_is_sampled_and_sees_only_its_ancestors() -> None:
 def test_a_page_that_several_rows_see_is_read_once_and_only_as_far_as_it_was_filled() -> None:
     # Page 4 is full, page 5 has 4 tokens, page 6 has 1; page 7 is written by the step.
     rows = [row(1, 20, [4, 5]), row(1, 17, [4, 6]), row(9, 0, [7])]
-    assert WORK.step_bytes(rows) == 17 * 2 + 2 * (16 + 4 + 1)
-    assert WORK.touched_bytes([rows, rows[:1]]) == 17 * 2 + 2 * 16 * 4
+    assert WORK.step_bytes(rows) == 34 + 2 * (16 + 4 + 1)
+    assert WORK.touched_bytes([rows, rows[:1]]) == 34 + 2 * 16 * 4
 
 
 def test_reading_counts_as_far_as_it_outgrows_the_cache() -> None:
