@@ -122,8 +122,11 @@ class Work:
         return self._flops(tokens, keys, sampled, sampled_keys)
 
     def _flops(self, tokens: int, keys: int, sampled: int, sampled_keys: int) -> int:
-        """Return the least floating-point operations of tokens that see `keys` keys in sum. In the last layer all need keys
-        and values, and only `sampled` ones, after which a token is sampled, the rest; the head is theirs too."""
+        """Return the least floating-point operations of tokens that see `keys` keys in sum.
+
+        In the last layer all need keys and values, and only the `sampled` ones, after which a token is sampled, the
+        rest and the head.
+        """
         last, last_attention = self.layers // self.num_layers - self.kv_layer, self.attention // self.num_layers
         products = 2 * (self.layers - last) * tokens + 2 * (last + self.head) * sampled
         return products + (self.attention - last_attention) * keys + last_attention * sampled_keys
