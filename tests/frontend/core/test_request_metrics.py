@@ -13,13 +13,13 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 
 
 def test_tokens_in_bulk_are_timed_as_if_each_had_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     alone, together = RequestObserver(), RequestObserver()
     request = Generate(rid="r", tokens=[1, 2], sampling=SamplingParams())
     one = alone.begin(request)
     other = together.begin(msgspec.structs.replace(request, in_bulk=True))
-    for number, now in enumerate((102.0, 102.5, 103.5), start=1):
+    for number, clock[0] in enumerate((102.0, 102.5, 103.5), start=1):
         finish = Finish("length") if number == 3 else None
         one.take(Tokens(rid="r", ids=[7], num_cached=0, num_passes=number, finish=finish))
     timings = Timings(queue=0.5, prefill=1.5, decode=1.5)
