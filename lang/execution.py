@@ -280,11 +280,14 @@ class Execution:
 
     def _send_texts(self) -> None:
         """Send the texts that are kept. Never raises RamiformError: if the runtime is gone, readers learn it."""
-        with self._sending:
+        with self._sending, contextlib.suppress(RamiformError):
             texts, self._texts = self._texts, []
-            if texts:
-                with contextlib.suppress(RamiformError):
+            try:
+                if texts:
                     self.channel.send(texts[0] if len(texts) == 1 else Play(texts))
+            except RequestError:  # together they are too long for a message
+                for text in texts:
+                    self.channel.send(text)
 
     def _forget_detached(self) -> None:
         while self._detached:

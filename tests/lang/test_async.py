@@ -10,7 +10,7 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, RuntimeFailed, gen
-from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol import session, wire
 from ramiform.runtime.protocol.errors import ErrorInfo
 
 pytestmark = pytest.mark.usefixtures("endpoint")
@@ -92,6 +92,26 @@ def test_a_text_that_cannot_be_sent_is_refused_where_it_is_appended() -> None:
 
     async def main() -> None:
         assert (await program.arun()).ret_value == "ab"
+
+    arun(main())
+
+
+def test_texts_that_are_too_long_for_one_message_are_sent_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 20_000)
+
+    @ramiform.function
+    async def program(s: ProgramState) -> str:
+        for _ in range(5):
+            s += "a" * 5_000
+        s += gen("x")
+        await s.get("x")
+        for _ in range(5):
+            s += "b" * 5_000
+        await s.wait()
+        return s.text()
+
+    async def main() -> None:
+        assert (await program.arun()).ret_value == "a" * 25_000 + "<25000>" + "b" * 25_000
 
     arun(main())
 
