@@ -36,6 +36,7 @@ class LoopSocket:
         self._on_message = on_message
         self._on_pause = on_pause
         self._will_read = False
+        self._is_closed = False  # the shadow does not know, and ZMQ gives its address to another socket
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -45,7 +46,10 @@ class LoopSocket:
         self._read_soon()
 
     def send(self, first: bytes, *others: bytes) -> None:
-        """Queue a message of these frames. The socket has no high-water mark. Raises ZMQError as ZMQ does."""
+        """Queue a message of these frames. The socket has no high-water mark. Raises ZMQError as ZMQ does: when it is
+        closed, or the peer of a ROUTER is gone."""
+        if self._is_closed:
+            raise zmq.ZMQError(zmq.ENOTSOCK)
         for frame in others:
             self._socket.send(first, _MORE)
             first = frame
@@ -54,9 +58,10 @@ class LoopSocket:
 
     def close(self, linger: int) -> None:
         """Close it, within `linger` milliseconds if messages are left to send. Calling it again does nothing."""
-        if not self.raw.closed:
+        if not self._is_closed:
             if self._loop is not None:
                 self._loop.remove_reader(self._socket.fileno())
+            self._is_closed = True
             self.raw.close(linger=linger)
 
     def _read_soon(self) -> None:
@@ -70,7 +75,7 @@ class LoopSocket:
         self._read()
 
     def _read(self) -> None:
-        if self.raw.closed:
+        if self._is_closed:
             return
         socket = self._socket
         for num_read in range(MESSAGES_PER_TURN):
@@ -80,7 +85,7 @@ class LoopSocket:
                     self._on_pause()
                 return
             self._on_message(socket.recv_multipart(_NOBLOCK))
-            if self.raw.closed:
+            if self._is_closed:
                 return
         self._on_pause()
         self._read_soon()
