@@ -51,7 +51,7 @@ class RequestMetrics:
         if not self._in_bulk and item.ids:
             self._take_streamed(item)
         if item.finish is not None:
-            if self._in_bulk and item.timings is not None and not self._over:
+            if self._in_bulk and self._num_output and item.timings is not None and not self._over:
                 decode = item.timings.decode
                 self._note_first(max(0.0, time.monotonic() - self._began - decode))
                 if item.num_passes > 1:

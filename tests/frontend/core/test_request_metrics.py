@@ -28,3 +28,12 @@ def test_tokens_in_bulk_are_timed_as_if_each_had_come_alone(monkeypatch: pytest.
         expected, measured = getattr(alone.measures, name), getattr(together.measures, name)
         assert (measured.num, measured.sum) == (expected.num, expected.sum), name
     assert together.measures.ttft.sum == 2.0
+
+
+def test_an_answer_without_tokens_has_no_first_one() -> None:
+    observer = RequestObserver()
+    request = observer.begin(Generate(rid="r", tokens=[1, 2], sampling=SamplingParams(max_new_tokens=0), in_bulk=True))
+    timings = Timings(queue=0.5, prefill=1.5, decode=0.0)
+    request.take(Tokens(rid="r", ids=[], num_cached=0, finish=Finish("length"), timings=timings))
+    measures = observer.measures
+    assert (measures.ttft.num, measures.itl.num, measures.e2e.num) == (0, 0, 1)
