@@ -90,6 +90,7 @@ QUERY_DTYPES = (torch.float32, torch.bfloat16)
 KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, DESCRIPTOR = range(10)
 
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
+_ROWS_TOGETHER = 16  # rows that see the same keys of a block, as far as they are computed
 _FEW_ROWS = 2  # rows that read a float32 block where it lies: packing it would cost more than it saves
 
 _floats = pointer_to(types.float32)
@@ -236,17 +237,22 @@ def _attend_floats(
     all rows and ROWS more.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
-    num_rows, padded = num_queries * group, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE
-    _score(queries, num_rows, size, keys, key_offset, packed, padded, scores, coming, value_offset - key_offset)
-    for query in range(num_queries):
-        begin = min(max(begins_Q[query] - base, 0), BLOCK)
-        end = min(max(ends_Q[query] - base, 0), BLOCK)
-        for row in range(query * group, (query + 1) * group):
-            of_row = scores + ROW_BYTES * row
-            if begin > 0 or end < BLOCK or cap > 0:
-                mask_scores(of_row, begin, end, cap)
-            weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * size * row, size)
-    _weigh(scores, num_rows, size, values, num_keys, value_offset, sums, coming, key_offset - value_offset)
+    for first in range(0, num_queries, max(1, _ROWS_TOGETHER // group)):
+        stop, seen = min(first + max(1, _ROWS_TOGETHER // group), num_queries), 1
+        for query in range(first, stop):  # a prompt's last block: its first queries see few of the keys
+            seen = min(max(seen, ends_Q[query] - base), num_keys)
+        num_rows, padded = (stop - first) * group, -(-seen // KEYS_AT_ONCE) * KEYS_AT_ONCE
+        q, to = queries + 4 * size * first * group, sums + 4 * size * first * group
+        _score(q, num_rows, size, keys, key_offset, packed, padded, scores, coming, value_offset - key_offset)
+        for query in range(first, stop):
+            begin = min(max(begins_Q[query] - base, 0), BLOCK)
+            end = min(max(ends_Q[query] - base, 0), BLOCK)
+            for row in range(query * group, (query + 1) * group):
+                of_row = scores + ROW_BYTES * (row - first * group)
+                if begin > 0 or end < BLOCK or cap > 0:
+                    mask_scores(of_row, begin, end, cap)
+                weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * size * row, size)
+        _weigh(scores, num_rows, size, values, seen, value_offset, to, coming, key_offset - value_offset)
 
 
 @compiled_in_order("void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32, int64)")

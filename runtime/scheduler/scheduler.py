@@ -473,8 +473,7 @@ class Scheduler:
             self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
-        """Publish computed tokens: every token of a prompt, because others may wait for it; afterwards whole pages
-        only."""
+        """Publish computed tokens: all of a prompt, for which others may wait; afterwards whole pages only."""
         assert request.lease is not None
         num_whole = request.num_computed - request.num_computed % self._cache.page_size
         if num_computed_before < request.num_prompt or row.num_committed > 1:
