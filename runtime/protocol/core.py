@@ -298,6 +298,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     accepted_lengths: list[int] = []  # with the finish: verifications that accepted 0, 1, 2, ... tokens
     num_guessed: int = 0  # with the finish: draft tokens that were verified
     timings: Timings | None = None  # with the finish, unless it was aborted
+    since_first: float = 0.0  # with the timings: seconds since the first output token, waits included
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ...constrained.backends import OutputMatcher
 from ...radix.cache import Lease
-from ..protocol.core import Generate, Timings
+from ..protocol.core import Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
 from ..speculation.lookahead import Lookahead
@@ -82,13 +82,13 @@ RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted", "tr
 class RequestClock:
     """The time of a request by phase, in seconds. It is in one phase at any time, at first in the queue."""
 
-    __slots__ = ("_answered", "_phase", "_seconds", "_since")
+    __slots__ = ("_answered_at", "_phase", "_seconds", "_since")
 
     def __init__(self, arrived: float) -> None:
         self._phase: RequestPhase = "queue"
         self._since = arrived
         self._seconds: dict[RequestPhase, float] = {}
-        self._answered = False
+        self._answered_at: float | None = None
 
     def wait(self, phase: Literal["queue", "grammar", "retracted", "transfer"], now: float) -> None:
         """Note that the request waits from now on, and for what."""
@@ -96,13 +96,21 @@ class RequestClock:
 
     def run(self, now: float) -> None:
         """Note that the request is computed from now on."""
-        self._enter("decode" if self._answered else "prefill", now)
+        self._enter("prefill" if self._answered_at is None else "decode", now)
 
     def answer(self, now: float) -> None:
         """Note a token; with the first one the prefill ends."""
-        if not self._answered:
-            self._answered = True
+        if self._answered_at is None:
+            self._answered_at = now
             self._enter("decode", now)
+
+    def since_first(self, now: float) -> float:
+        """Return the seconds since the first token; 0 without one."""
+        return 0.0 if self._answered_at is None else now - self._answered_at
+
+    def timed(self, last: Tokens, now: float) -> Tokens:
+        """Return the last message of a request that ends now, with its times."""
+        return replace(last, timings=self.timings(now), since_first=self.since_first(now))
 
     def timings(self, now: float) -> Timings:
         """Return the timings of a request that ends now."""

@@ -193,7 +193,7 @@ class Scheduler:
         for request in admitted.fully_cached:
             self._counters.count_prompt(request)
             del self._requests[request.rid]
-            self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
+            self._answers.append(request.clock.timed(prompt_answer(request), now))
         for request in admitted.awaiting_grammar:
             self._park(request, now)
         running = self._drafting.add_drafts(running_shares.scheduled, self._batch)
@@ -256,7 +256,7 @@ class Scheduler:
                 request.clock.answer(now)
             if answer is not None:
                 if answer.finish is not None:
-                    answer = replace(answer, timings=request.clock.timings(now))
+                    answer = request.clock.timed(answer, now)
                 self._counters.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if error is not None:

@@ -34,6 +34,7 @@ def test_a_request_that_lost_its_pages_before_its_first_token_goes_on_with_its_p
     clock.run(4.0)
     clock.answer(7.0)
     assert clock.timings(7.0) == Timings(queue=1.0, prefill=4.0, decode=0.0, retracted=2.0)
+    assert clock.since_first(7.0) == 0.0
 
 
 def test_waits_for_a_grammar_count_apart_before_and_after_the_first_token() -> None:
@@ -45,6 +46,7 @@ def test_waits_for_a_grammar_count_apart_before_and_after_the_first_token() -> N
     clock.wait("grammar", 4.0)
     clock.run(6.0)
     assert clock.timings(7.0) == Timings(queue=1.0, prefill=1.0, decode=1.0, grammar=4.0)
+    assert clock.since_first(7.0) == 3.0
 
 
 @pytest.mark.parametrize("seed", range(20))

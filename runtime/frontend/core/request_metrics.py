@@ -27,7 +27,7 @@ class RequestObserver:
 class RequestMetrics:
     """Measures one request. Tokens that come after its end do not count.
 
-    With `in_bulk` the core's timings, which come with the finish, tell when tokens were there.
+    With `in_bulk` the core's times, which come with the finish, tell when tokens were there.
     """
 
     __slots__ = ("_began", "_in_bulk", "_last", "_measures", "_num_output", "_num_passes", "_over", "_span")
@@ -52,10 +52,9 @@ class RequestMetrics:
             self._take_streamed(item)
         if item.finish is not None:
             if self._in_bulk and self._num_output and item.timings is not None and not self._over:
-                decode = item.timings.decode
-                self._note_first(max(0.0, time.monotonic() - self._began - decode))
-                if item.num_passes > 1:
-                    self._measures.itl.observe(decode / (item.num_passes - 1), item.num_passes - 1)
+                self._note_first(max(0.0, time.monotonic() - self._began - item.since_first))
+                if (num_steps := item.num_passes - 1) > 0:
+                    self._measures.itl.observe(item.since_first / num_steps, num_steps)
             self.end(item.finish.type, num_cached=item.num_cached)
 
     def end(self, outcome: RequestOutcome, error: ErrorInfo | None = None, *, num_cached: int = 0) -> None:

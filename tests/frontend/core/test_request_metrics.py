@@ -22,8 +22,16 @@ def test_tokens_in_bulk_are_timed_as_if_each_had_come_alone(monkeypatch: pytest.
     for number, clock[0] in enumerate((102.0, 102.5, 103.5), start=1):
         finish = Finish("length") if number == 3 else None
         one.take(Tokens(rid="r", ids=[7], num_cached=0, num_passes=number, finish=finish))
-    timings = Timings(queue=0.5, prefill=1.5, decode=1.5)
-    other.take(Tokens(rid="r", ids=[7, 7, 7], num_cached=0, num_passes=3, finish=Finish("length"), timings=timings))
+    last = Tokens(
+        rid="r",
+        ids=[7, 7, 7],
+        num_cached=0,
+        num_passes=3,
+        finish=Finish("length"),
+        timings=Timings(queue=0.25, prefill=1.5, decode=0.5, grammar=0.25 + 1.0),  # waited before and after the first
+        since_first=1.5,
+    )
+    other.take(last)
     for name in ("ttft", "itl", "e2e", "output_tokens"):
         expected, measured = getattr(alone.measures, name), getattr(together.measures, name)
         assert (measured.num, measured.sum) == (expected.num, expected.sum), name
