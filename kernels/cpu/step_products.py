@@ -22,8 +22,9 @@ from .shared_phases import claim, claim_near, complete, complete_tasks, wait
 Bytes = NDArray[np.uint8]
 
 _TASKS_PER_THREAD = 8
-# A matrix of floats of so many bytes is read from a cache for each block of rows. Each thread then multiplies rows that
-# it has written itself in other phases; panels would need all rows. Integers are unpacked for many rows at once.
+# Tasks of many rows divide the rows, not the panels, where a matrix of floats has at most so many bytes: each block of
+# rows reads it from a cache, and a thread's rows are mostly those that it has written in the phase before, while its
+# panels would read all rows. Matrices of integers are not divided so: a panel is unpacked once for many rows.
 _BYTES_OF_ROW_TASKS, _ROWS_OF_TASK = 4 << 20, 64
 _SMALL_TASKS_PER_THREAD = 64  # of a product of few rows, which read a panel once
 

@@ -24,10 +24,10 @@ from .request import Request
 
 STATE_INTERVAL = 1024  # tokens between the recurrent states that are kept of a long sequence
 SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
-# Of the decode steps of one plan, a frame of a display: nobody reads tokens sooner. The engine ends a plan early for a
-# message, and for a token that ends an output, but knows of no stop strings.
+# Seconds that the decode steps of one plan may take: a frame of a display, faster than which nobody reads. The engine
+# ends a plan early for a message and for a token that ends an output, but does not look for stop strings.
 CONTINUOUS_SECONDS, CONTINUOUS_SECONDS_TO_STOP_STRINGS = 0.016, 0.004
-MAX_CONTINUOUS = 16  # such steps
+MAX_CONTINUOUS = 16  # decode steps of one plan
 
 
 def make_cache(
@@ -130,7 +130,7 @@ class DecodesPerStep:
 
 
 def end_tokens(running: Sequence[ScheduledRequest]) -> frozenset[int]:
-    """Return the tokens that end one of the outputs, of several decode steps; of one, nothing asks for them."""
+    """Return the tokens each of which ends one of the outputs; none for a plan of one decode step, which needs none."""
     if not running or running[0].num_decodes == 1:
         return frozenset()
     return frozenset().union(*(item.request.stops.end_tokens for item in running))
