@@ -90,7 +90,7 @@ QUERY_DTYPES = (torch.float32, torch.bfloat16)
 KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, DESCRIPTOR = range(10)
 
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
-_ROWS_TOGETHER = 16  # rows that see the same keys of a block, as far as they are computed
+_ROWS_TOGETHER = 16  # rows that meet the same keys of a block: as far as any of them sees
 _FEW_ROWS = 2  # rows that read a float32 block where it lies: packing it would cost more than it saves
 
 _floats = pointer_to(types.float32)
