@@ -118,6 +118,18 @@ def test_an_answer_too_long_by_itself_fails_its_request_alone(
     assert [message.rid for _, message in link.receive(10_000) if isinstance(message, Generate)] == ["a"]
 
 
+def test_a_message_is_there_from_its_arrival_until_it_is_received(
+    link: FrontendSocket, frontends: list[Frontend]
+) -> None:
+    assert not link.has_messages()
+    frontends[0].send(asks("x"))
+    while not link.has_messages():
+        pass
+    assert link.has_messages()
+    assert [message for _, message in link.receive(0)] == [asks("x")]
+    assert not link.has_messages()
+
+
 def test_each_waiter_of_a_frontend_gets_its_own_part_of_a_message(link: FrontendSocket, address: str) -> None:
     async def main() -> None:
         context = zmq.asyncio.Context()
