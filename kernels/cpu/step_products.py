@@ -52,11 +52,12 @@ def _num_row_parts(matrix_W: Ints, num_rows: int, num_adapters: int, num_threads
     return num_threads * per_thread if per_thread > 1 else 0  # type: ignore[no-any-return]
 
 
-@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
-def _multiply_rows(matrix_W: Ints, x_TC: Floats, prepared: Bytes, y_TN: Floats, first: int, end: int) -> None:
-    """Write the products of the rows [first, end)."""
-    own = prepared[first * prepared_size(matrix_W, 1) :]
-    multiply_panels(matrix_W, x_TC[first:end], own, y_TN[first:end], 0, num_panels(matrix_W))
+@compiled("UniTuple(int64, 4)(int64, int64, int64, int64, int64)")
+def _task_range(part: int, row_parts: int, panel_parts: int, num_rows: int, panels: int) -> tuple[int, int, int, int]:
+    """Return the rows and the panels of a task, [first, end) each. With `row_parts` tasks divide rows, else panels."""
+    if row_parts > 0:
+        return num_rows * part // row_parts, num_rows * (part + 1) // row_parts, 0, panels
+    return 0, num_rows, panels * part // panel_parts, panels * (part + 1) // panel_parts
 
 
 @compiled(
@@ -151,37 +152,19 @@ def multiply(
     """Write `y = x w^T + bias`, adapters included, and add `factor` times that to `sum_TN` if it is not 0."""
     T, N = y_TN.shape
     panels, count = num_panels(matrix_W), 0
-    parts = _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
-    if parts > 0:
-        while True:
-            part = claim_near(phases, phase, parts, thread, num_threads)
-            if part < 0:
-                break
-            first, end = T * part // parts, T * (part + 1) // parts
-            _multiply_rows(matrix_W, x_TC, prepared, y_TN, first, end)
-            if factor != 0:
-                for t in range(first, end):
-                    for n in range(N):
-                        sum_TN[t, n] += factor * y_TN[t, n]
-            count += 1
-        complete_tasks(phases, phase, count, parts)
-        wait(phases, phase, parts)
-        return
-    parts = num_panel_parts(panels, len(x_TC), num_threads)
+    row_parts = _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
+    parts = row_parts if row_parts > 0 else num_panel_parts(panels, T, num_threads)
+    row_bytes = prepared_size(matrix_W, 1)
     while True:
         part = claim_near(phases, phase, parts, thread, num_threads)
         if part < 0:
             break
-        first, end = panels * part // parts, panels * (part + 1) // parts
-        multiply_panels(matrix_W, x_TC, prepared, y_TN, first, end)
+        begin, stop, first, end = _task_range(part, row_parts, parts, T, panels)
+        multiply_panels(matrix_W, x_TC[begin:stop], prepared[begin * row_bytes :], y_TN[begin:stop], first, end)
         if len(adapters_AW) > 0:
             add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, y_TN)
-        if factor == 1:
-            for t in range(T):
-                for n in range(first * WIDTH, min(end * WIDTH, N)):
-                    sum_TN[t, n] += y_TN[t, n]
-        elif factor != 0:
-            for t in range(T):
+        if factor != 0:
+            for t in range(begin, stop):
                 for n in range(first * WIDTH, min(end * WIDTH, N)):
                     sum_TN[t, n] += factor * y_TN[t, n]
         count += 1
@@ -252,34 +235,24 @@ def multiply_gate_up(
 ) -> None:
     """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
     T, size = gated_TI.shape
-    count, parts = 0, _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
-    if parts > 0:
-        while True:
-            part = claim_near(phases, phase, parts, thread, num_threads)
-            if part < 0:
-                break
-            first, end = T * part // parts, T * (part + 1) // parts
-            _multiply_rows(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
-            activate_gated(gate_up_TJ, gated_TI, first, end, 0, size, is_gelu)
-            count += 1
-        complete_tasks(phases, phase, count, parts)
-        wait(phases, phase, parts)
-        return
     if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
-        panels = size // WIDTH
-        parts = num_panel_parts(panels, len(x_TE), num_threads)
+        panels, count = size // WIDTH, 0
+        row_parts = _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
+        parts = row_parts if row_parts > 0 else num_panel_parts(panels, T, num_threads)
+        row_bytes = prepared_size(matrix_W, 1)
         while True:
             part = claim_near(phases, phase, parts, thread, num_threads)
             if part < 0:
                 break
-            first, end = panels * part // parts, panels * (part + 1) // parts
-            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
-            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, panels + first, panels + end)
+            begin, stop, first, end = _task_range(part, row_parts, parts, T, panels)
+            x_RE, own, y_RJ = x_TE[begin:stop], prepared[begin * row_bytes :], gate_up_TJ[begin:stop]
+            multiply_panels(matrix_W, x_RE, own, y_RJ, first, end)
+            multiply_panels(matrix_W, x_RE, own, y_RJ, panels + first, panels + end)
             if len(adapters_AW) > 0:
                 for start in (0, size):
                     low, high = start + first * WIDTH, start + end * WIDTH
                     add_outer(low, high, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, gate_up_TJ)
-            activate_gated(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
+            activate_gated(gate_up_TJ, gated_TI, begin, stop, first * WIDTH, end * WIDTH, is_gelu)
             count += 1
         complete_tasks(phases, phase, count, parts)
         wait(phases, phase, parts)
