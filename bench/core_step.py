@@ -40,7 +40,7 @@ def serve_rounds(model: Path) -> None:
 
     supports: Any = None
     with suppress(ImportError):  # an older checkout
-        from ramiform.runtime.engine.decode_steps import DecodeSteps
+        from ramiform.runtime.engine.paths.kept_arrays import DecodeSteps
 
         supports = DecodeSteps.supports
     core = load_core(CoreConfig(model=str(model), dtype="float32", device="cpu", wait_for_loops=True))

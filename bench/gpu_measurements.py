@@ -17,7 +17,7 @@ from ramiform.bench.dummy_models import config_of, dummy_model, pages_of_row
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
-from ramiform.runtime.engine.step_graphs import CudaCapture, StepGraphs
+from ramiform.runtime.engine.paths.step_graphs import CudaCapture, StepGraphs
 from ramiform.runtime.models.kv_scales import KvScales
 
 Measurement = Iterator[dict[str, Any]]

@@ -30,7 +30,7 @@ from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
-from ramiform.runtime.engine.step_graphs import StepGraphs
+from ramiform.runtime.engine.paths.step_graphs import StepGraphs
 from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters

@@ -11,6 +11,7 @@ from ... import loops
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 # Sums may be taken in any order, so that they are vectorised. NaNs and infinities propagate.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}

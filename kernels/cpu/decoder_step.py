@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray, types
-from numpy.typing import NDArray
 
 from .attention import (
     DTYPE,
@@ -31,14 +30,13 @@ from .attention import (
 from .attention_inner import address_of, pointer_to
 from .attention_plan import TILE_ROWS, make_plan
 from .bfloat16 import narrow, widen
-from .compiled import Floats, Ints, compiled
+from .compiled import Bytes, Floats, Ints, compiled
 from .experts import GATES_UPS, OWN_MEMORY, add_mixture
 from .experts import NUM_PHASES as MIXTURE_PHASES
 from .layers import GELU_TANH, normalise, normalise_together
 from .shared_phases import claim, complete, wait
+from .step_arguments import signature
 from .step_products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
-
-Bytes = NDArray[np.uint8]
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
 # GATE_UP and DOWN of a layer with a mixture are the shared expert's, and EXPERTS the words of `experts`.
@@ -259,14 +257,7 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
             x_TE[t, e] = widen(narrow(x_TE[t, e], np.uint16(0)))
 
 
-@compiled(
-    "void(int64[::1], int64, int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1],"
-    " float32, float32, float32, float32, int64, boolean, boolean, boolean, int64, float32[:,:,::1], float32[:,:,::1],"
-    " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
-    " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
-    " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
-    " int64[::1], int64, boolean, float32[:,::1], int64[::1], float32[::1], float32[::1])"
-)
+@compiled(signature())
 def decoder_layers(
     phases: Ints,
     thread: int,
@@ -317,23 +308,8 @@ def decoder_layers(
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
     Every thread calls it with the same arguments, but for `thread`, its number. `phases` has PHASES_PER_LAYER * L +
-    HEAD_PHASES phases. `layers_LFW` are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and
-    `window_plan` arrays of `AttentionPlan`. The last layer attends by `last_plan`, unless that is empty.
-    `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
-    multiplied by `residual_scale`. `qk_norm_kind` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
-    attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
-    them to `last_OE`. A
-    layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
-    that the threads share, of R rows, at least T and O; `inner_NR` has a row for each token with an adapter. The P
-    products of a layer are QKV, OUTPUT, GATE_UP and DOWN; `adapters_LPAW` are their adapters as of `lora`, and
-    `sizes_PS` the outputs of their sections, 0 for none. `tokens_2N` and `ends_2A` are the tokens of each adapter,
-    among all tokens and among the wanted ones. `prepared` has the bytes of the largest prepared input of any
-    matrix.
-
-    `head_W` is the descriptor of the head, empty for none, and `final_norm` the address of the weights of the RMS norm
-    before it. Its products are written to `logits_OV`, of the wanted tokens with `select`, else of all.
-    `rounds_stream` rounds what the norm reads to bfloat16. `mixture` and `mixture_factors` are numbers of `experts`.
-    `query_scales_T` are factors of queries in layers with the second rope, empty for none.
+    HEAD_PHASES phases. The others are described in `step_arguments`. Scratch memory has R rows, at least T and O. The P
+    products of a layer are QKV, OUTPUT, GATE_UP and DOWN.
     """
     L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_RC.shape[1], out_RA.shape[1]
     none, alone = np.float32(0), T <= _FEW

@@ -31,8 +31,8 @@ from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
+from .paths.step_graphs import CudaCapture, StepGraphs
 from .state_slots import allocate_states, check_recurrent_settings, limit_running
-from .step_graphs import CudaCapture, StepGraphs
 from .window_size import window_share
 
 logger = logging.getLogger("ramiform.engine")

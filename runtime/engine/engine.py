@@ -23,7 +23,7 @@ from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import ChosenScales, kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool, KvShape
-from .step_graphs import StepGraphs
+from .paths.step_graphs import StepGraphs
 
 NO_SCALES = ChosenScales(None, "none")
 
@@ -186,6 +186,7 @@ class ForwardEngine:
     def use_loops(self) -> None:
         """Compute with compiled loops from the next step on, now that they are loaded."""
         self._runner.model.use_loops()
+        self._runner.choose_paths()
 
     @torch.inference_mode()
     def warm_up(self) -> None:

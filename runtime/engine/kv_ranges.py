@@ -25,7 +25,7 @@ from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory
-from .stages import hidden_and_features
+from .paths.stages import hidden_and_features
 
 FILE_NAME = "kv_scales.json"
 CHUNK = 512  # tokens computed at once

@@ -25,7 +25,7 @@ from ..protocol.errors import RequestError
 from ..scheduler.plan import DraftNode, ForwardPlan, Row, Sample
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool
-from .step_graphs import StepGraphs
+from .paths.step_graphs import StepGraphs
 
 logger = logging.getLogger("ramiform.engine")
 

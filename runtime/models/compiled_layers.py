@@ -17,7 +17,7 @@ import torch
 from ...kernels import Attention, KvCache
 from ...kernels.cpu.attention import SINKS, CompiledAttention, kv_descriptor
 from ...kernels.cpu.attention_plan import COST
-from ...kernels.cpu.compiled import Floats, Ints
+from ...kernels.cpu.compiled import Bytes, Floats, Ints
 from ...kernels.cpu.decoder_step import (
     AFTER_ROPE,
     ALL_HEADS,
@@ -73,6 +73,7 @@ from ...kernels.cpu.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.matmul import prepared_size
 from ...kernels.cpu.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
+from ...kernels.cpu.step_arguments import StepInputs, StepSettings
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
 from .experts_config import ExpertsConfig
@@ -200,9 +201,15 @@ class _Block(NamedTuple):
 
 
 class StepScratch(NamedTuple):
-    """Scratch memory of a step: arrays that `decoder_layers` takes, and numbers of its mixtures."""
+    """Scratch memory of a step, as in `StepSettings`, and numbers of its mixtures."""
 
-    views: list[Any]
+    qkv_RC: Floats
+    out_RA: Floats
+    normed_RE: Floats
+    y_RE: Floats
+    gate_up_RJ: Floats
+    gated_RI: Floats
+    prepared: Bytes
     mixture: Ints
 
 
@@ -325,7 +332,7 @@ class CompiledLayers:
             logits_OV = np.empty((T if wanted_O is None else len(wanted), self._head.outputs), np.float32)
         captured_XTE = np.empty((len(captures), T, E), np.float32)
         x = x_TE.float().numpy()
-        rest = self.arguments(
+        settings = self.settings(
             [side_by_side(parts, T, config.head_dim) for parts in zip(*angles, strict=True)],
             slots_ST,
             None if wanted_O is None else wanted,
@@ -339,14 +346,14 @@ class CompiledLayers:
         )
         caches, num_slots = self.descriptors(kv, x_TE.dtype), len(slots_ST)
         arrays = plans[0].array, plans[-1].array, last_plan
-        self.compute(x, caches, arrays, rest, num_slots=num_slots, with_head=with_head)
+        self.compute(x, caches, arrays, settings, num_slots=num_slots, with_head=with_head)
         if logits_OV is not None:
             return torch.from_numpy(logits_OV), {}
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
         captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
         return stream, captured
 
-    def arguments(
+    def settings(
         self,
         angles: Sequence[Floats],
         slots_ST: Ints,
@@ -358,46 +365,60 @@ class CompiledLayers:
         adapters: StepAdapters | None,
         logits_OV: Floats | None,
         query_scales_T: Floats,
-    ) -> tuple[Any, ...]:
-        """Return the arguments of `decoder_layers` behind the plans. `angles` are cosines and sines [P, T, D]."""
+    ) -> StepSettings:
+        """Return the arguments of `decoder_layers` behind those of `StepInputs`. `angles` are cosines and sines
+        [P, T, D]."""
         config, L = self._config, len(self._records_LFW)
         capture_of_L = np.full(L, -1)
         for place, index in enumerate(captures):
             capture_of_L[index] = place
-        return (
-            config.norm_eps,
-            config.attention_scale,
-            config.attention_cap or 0.0,
-            1.0 if config.residual_scale is None else config.residual_scale,
-            _ACTIVATIONS[config.activation],
-            config.gated_mlp,
-            config.norm.startswith("layer_norm"),
-            config.norm_placement.startswith("parallel"),
-            _QK_NORMS.get(config.qk_norm, PER_HEAD),
-            *angles,
-            slots_ST,
-            np.empty(0, np.int64) if wanted_O is None else wanted_O,
-            wanted_O is not None,
-            last_OE,
-            *scratch.views,
-            capture_of_L,
-            captured_XTE,
-            *_adapter_arrays(adapters, L),
-            np.empty(0, np.int64) if logits_OV is None or self._head is None else self._head.descriptor,
-            self._final_norm.ctypes.data,
-            self._rounds_stream,
-            np.empty((0, 0), np.float32) if logits_OV is None else logits_OV,
-            scratch.mixture,
-            self._mixture_factors,
-            query_scales_T,
+        records_LPAW, tokens_2N, ends_2A, sizes_PS, inner_NR = _adapter_arrays(adapters, L)
+        cos_PTD, sin_PTD = angles
+        return StepSettings(
+            eps=config.norm_eps,
+            scale=config.attention_scale,
+            cap=config.attention_cap or 0.0,
+            residual_scale=1.0 if config.residual_scale is None else config.residual_scale,
+            activation=_ACTIVATIONS[config.activation],
+            is_gated=config.gated_mlp,
+            is_layer_norm=config.norm.startswith("layer_norm"),
+            is_parallel=config.norm_placement.startswith("parallel"),
+            qk_norm_kind=_QK_NORMS.get(config.qk_norm, PER_HEAD),
+            cos_PTD=cos_PTD,
+            sin_PTD=sin_PTD,
+            slots_ST=slots_ST,
+            wanted_O=np.empty(0, np.int64) if wanted_O is None else wanted_O,
+            select=wanted_O is not None,
+            last_OE=last_OE,
+            capture_of_L=capture_of_L,
+            captured_XTE=captured_XTE,
+            adapters_LPAW=records_LPAW,
+            tokens_2N=tokens_2N,
+            ends_2A=ends_2A,
+            sizes_PS=sizes_PS,
+            inner_NR=inner_NR,
+            head_W=np.empty(0, np.int64) if logits_OV is None or self._head is None else self._head.descriptor,
+            final_norm=self._final_norm.ctypes.data,
+            rounds_stream=self._rounds_stream,
+            logits_OV=np.empty((0, 0), np.float32) if logits_OV is None else logits_OV,
+            mixture_factors=self._mixture_factors,
+            query_scales_T=query_scales_T,
+            **scratch._asdict(),
         )
 
     def compute(
-        self, x_TE: Floats, kv_LX: Ints, plans: Sequence[Ints], rest: Sequence[Any], *, num_slots: int, with_head: bool
+        self,
+        x_TE: Floats,
+        kv_LX: Ints,
+        plans: tuple[Ints, Ints, Ints],
+        settings: StepSettings,
+        *,
+        num_slots: int,
+        with_head: bool,
     ) -> None:
         """Compute a step in place, by as many threads as its work is worth. `kv_LX` are `descriptors`, `plans` those of
-        the first and last of `windows` and of the last layer, NO_PLAN if it has that of its window, `rest` the
-        `arguments`; with `num_slots` 2 windows have slots of their own."""
+        the first and last of `windows` and of the last layer, NO_PLAN if it has that of its window; with `num_slots` 2
+        windows have slots of their own."""
         config, cost = self._config, (plans[0].item(COST) + plans[1].item(COST)) // 2
         multiplications = cost * config.num_kv_heads * config.head_dim * len(kv_LX)
         num_bytes = self._weight_bytes + (self._head.nbytes if with_head and self._head is not None else 0)
@@ -407,7 +428,7 @@ class CompiledLayers:
             self._num_slots = num_slots
             self._records_LFW[:, OTHERS, SLOTS] = [num_slots > 1 and window is not None for window in config.windows]
         self._phases.fill(0)
-        arguments = x_TE, self._records_LFW, kv_LX, *plans, *rest
+        arguments = *StepInputs(x_TE, self._records_LFW, kv_LX, *plans), *settings
         run_tasks([partial(decoder_layers, self._phases, thread, threads, *arguments) for thread in range(threads)])
 
     def descriptors(self, kv: Sequence[KvCache], dtype: torch.dtype) -> Ints:
@@ -428,10 +449,10 @@ class CompiledLayers:
         config, hidden = self._config, self._config.hidden_size
         qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         size = int(self._records_LFW[:, DOWN, 2].max())  # inputs of the last matrix: the MLP's intermediate size
-        prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
+        num_prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
         inputs, products = self._mixture_bytes(rows, hidden)
         numbers = qkv, config.num_heads * config.head_dim, hidden, hidden, 2 * size, size
-        shapes = [*((rows, number) for number in numbers), (1, prepared), (1, inputs // 4), (1, products // 4)]
+        shapes = [*((rows, number) for number in numbers), (1, num_prepared), (1, inputs // 4), (1, products // 4)]
         is_larger = any(shape[0] * shape[1] > memory.size for shape, memory in zip(shapes, self._memory, strict=True))
         if is_larger or len(self.scratch) == _MOST_SCRATCH:
             self.scratch.clear()  # views keep the memory that they are of
@@ -440,13 +461,13 @@ class CompiledLayers:
             if self._memory[place].size < length * number:
                 self._memory[place] = np.empty(length * number, np.float32)
             views.append(self._memory[place][: length * number].reshape(length, number))
-        *views, inputs_memory, products_memory = views
-        views[-1] = views[-1].reshape(-1).view(np.uint8)
+        *views, prepared_memory, inputs_memory, products_memory = views
         mixture = self._mixture.copy()
         if mixture.size:
             mixture[OWN_MEMORY] = inputs
             mixture[INPUTS_MEMORY], mixture[PRODUCTS_MEMORY] = inputs_memory.ctypes.data, products_memory.ctypes.data
-        return self.scratch.setdefault(rows, StepScratch(views, mixture))
+        prepared = prepared_memory.reshape(-1).view(np.uint8)
+        return self.scratch.setdefault(rows, StepScratch(*views, prepared, mixture))
 
     def _mixture_bytes(self, rows: int, hidden: int) -> tuple[int, int]:
         """Return the bytes of memory that a step's mixtures need, before and after their first products."""

@@ -12,7 +12,7 @@ from ..engine.build import choose_device
 from ..engine.compile_kernels import compile_kernels
 from ..engine.draft_source import DraftBytes, DraftSource
 from ..engine.kv_size import MAX_RUNNING_ON_CUDA
-from ..engine.step_graphs import CudaCapture, StepGraphs
+from ..engine.paths.step_graphs import CudaCapture, StepGraphs
 from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder

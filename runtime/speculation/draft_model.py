@@ -20,7 +20,7 @@ from ..engine.draft_source import DraftRow, DraftStep
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..engine.last_tokens import NO_LAST_TOKENS
-from ..engine.step_graphs import StepGraphs
+from ..engine.paths.step_graphs import StepGraphs
 from ..models.decoder import Decoder
 from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .slot_ledger import SkippedRows, SlotLedger

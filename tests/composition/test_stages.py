@@ -26,9 +26,10 @@ from transformers import (
 )
 
 from ramiform.kernels import for_device
-from ramiform.runtime.engine import KvMemory, KvPool, stages
+from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.kv_ranges import measure
-from ramiform.runtime.engine.stages import hidden_and_features, micro_batches
+from ramiform.runtime.engine.paths import stages
+from ramiform.runtime.engine.paths.stages import hidden_and_features, micro_batches
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SINGLE_RANK, Group
 from ramiform.runtime.models.parallel.stage import Stage, layer_counts, stage_of

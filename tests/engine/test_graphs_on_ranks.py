@@ -21,7 +21,7 @@ from ramiform.kernels.reference.ops import ReferenceOps
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.engine.kv_pool import KvPool
-from ramiform.runtime.engine.step_graphs import Forward, StepGraphs
+from ramiform.runtime.engine.paths.step_graphs import Forward, StepGraphs
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SINGLE_RANK, Group

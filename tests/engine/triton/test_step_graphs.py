@@ -16,9 +16,9 @@ import transformers
 
 from ramiform.kernels import NOT_FINITE, attention_groups
 from ramiform.runtime.engine import ForwardEngine, build_engine
-from ramiform.runtime.engine.graph_inputs import PageTables, segments
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
-from ramiform.runtime.engine.step_graphs import CudaCapture, Forward, StepGraphs, graph_sizes, row_shapes
+from ramiform.runtime.engine.paths.graph_inputs import PageTables, segments
+from ramiform.runtime.engine.paths.step_graphs import CudaCapture, Forward, StepGraphs, graph_sizes, row_shapes
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams

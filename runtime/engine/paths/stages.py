@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import KvCache
-from ..models.decoder import Decoder, DecoderInputs
-from ..models.parallel.group import Group, WaitSent
-from ..models.parallel.stage import MIN_MICRO_BATCH_TOKENS, num_micro_batches
-from ..scheduler.plan import Row
-from .inputs import decoder_inputs
-from .last_tokens import NO_LAST_TOKENS, LastTokens
+from ....kernels import KvCache
+from ...models.decoder import Decoder, DecoderInputs
+from ...models.parallel.group import Group, WaitSent
+from ...models.parallel.stage import MIN_MICRO_BATCH_TOKENS, num_micro_batches
+from ...scheduler.plan import Row
+from ..inputs import decoder_inputs
+from ..last_tokens import NO_LAST_TOKENS, LastTokens
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from ...kernels import Attention, Chunk, DecodeAttentionArgs, KvCache, quantised_products, to_device
-from ..models.decoder import Decoder, DecoderInputs
-from ..models.parallel.group import SINGLE_RANK, Group
-from ..scheduler.plan import Row
+from ....kernels import Attention, Chunk, DecodeAttentionArgs, KvCache, quantised_products, to_device
+from ...models.decoder import Decoder, DecoderInputs
+from ...models.parallel.group import SINGLE_RANK, Group
+from ...scheduler.plan import Row
+from ..kv_pool import PAGE_SIZE
+from ..last_tokens import LastTokens
 from .graph_inputs import GraphShape, StaticInputs, TokenSegment, segments
-from .kv_pool import PAGE_SIZE
-from .last_tokens import LastTokens
 from .stages import forward_on_stages
 
 Forward = Callable[[], None]

@@ -11,13 +11,16 @@ import torch
 from ramiform.kernels import NOT_FINITE
 from ramiform.kernels.cpu.ops import likeliest
 from ramiform.runtime.engine import ForwardEngine
-from ramiform.runtime.engine.decode_steps import DecodeSteps, PageTableArray
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
+from ramiform.runtime.engine.needs import needs_of, sampling_needs
+from ramiform.runtime.engine.paths import EngineParts, Forward
+from ramiform.runtime.engine.paths.kept_arrays import KeptArrays, PageTableArray
 from ramiform.runtime.engine.sampler import sample
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SINGLE_RANK
 from ramiform.runtime.scheduler.plan import (
     PENDING,
     ForwardPlan,
@@ -68,14 +71,14 @@ def test_logits_keys_and_values_have_the_bits_of_the_general_way(
     with torch.inference_mode():
         model = load_model(tmp_path, device=CPU, dtype=dtype)
         general, own = (caches(model, window_pages=window_pages) for _ in range(2))
-        steps = DecodeSteps.of(model, own.layers)
+        steps = KeptArrays.of(EngineParts(model, own, SINGLE_RANK))
         if steps is None and dtype == torch.bfloat16:
             pytest.skip("without products of bfloat16 the head is computed by itself")
         assert steps is not None
         lengths = list(LENGTHS)
         for number, places in enumerate([[0, 1, 2], [1, 2], [1, 2], [2], [0, 2], [2, 0]]):
             rows = [row(r, lengths[r], [60 + r + number], window_pages) for r in places]
-            assert steps.supports(rows)
+            assert needs_of(ForwardPlan(step=0, copies=[], rows=rows, followed=False)).rows <= steps.computes
             inputs = decoder_inputs(rows, model, np.arange(len(rows)), general.layers[0])
             want = model.logits_of_step(inputs, general.layers)
             # The third step is one more of the rows of the second.
@@ -105,9 +108,8 @@ def test_page_tables_grow_only_where_they_lack_room() -> None:
 
 
 def test_a_row_that_follows_computes_the_token_sampled_before(engine: ForwardEngine) -> None:
-    model = engine._runner.model
     with torch.inference_mode():
-        steps = DecodeSteps.of(model, engine._runner.pool.layers)
+        steps = KeptArrays.of(engine._runner)
         assert steps is not None
         rows = [Row(rid="", tokens=[token], first_position=0, pages=[3], sample=GREEDY) for token in (7, 9)]
         want = [steps.logits([own], NO_LAST_TOKENS).clone() for own in rows]
@@ -118,9 +120,8 @@ def test_a_row_that_follows_computes_the_token_sampled_before(engine: ForwardEng
 
 
 def test_scratch_memory_is_let_go_once_it_was_replaced_by_a_larger_one(engine: ForwardEngine) -> None:
-    model = engine._runner.model
     with torch.inference_mode():
-        steps = DecodeSteps.of(model, engine._runner.pool.layers)
+        steps = KeptArrays.of(engine._runner)
         assert steps is not None
         rows = [Row(rid="", tokens=[7], first_position=0, pages=[r], sample=GREEDY) for r in range(4)]
         for count in (1, 2, 3):
@@ -143,17 +144,17 @@ def test_the_likeliest_token_is_the_first_of_the_largest() -> None:
 
 def test_plain_samples_give_the_tokens_of_the_sampler(engine: ForwardEngine) -> None:
     runner = engine._runner
-    steps = DecodeSteps.of(runner.model, runner.pool.layers)
+    steps = KeptArrays.of(runner)
     assert steps is not None
     samples = [Sample(temperature=t, min_p=p, draw=5 + r) for r, (t, p) in enumerate([(0, 0), (1, 0), (0.4, 0.2)] * 3)]
     logits_RV = torch.randn(len(samples), 300, generator=torch.Generator().manual_seed(2)) * 3
     logits_RV[6:8, 40] = torch.nan
     for some in (samples, [GREEDY] * len(samples)):
         rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in some]
-        assert DecodeSteps.plain_samples(rows) == some
+        assert sampling_needs(rows) <= steps.samples
         with torch.inference_mode():
             steps.logits(rows, NO_LAST_TOKENS)
-            got = steps.sample(logits_RV, some).tolist()
+            got = steps.sample(Forward(logits_RV), rows, sampling_needs(rows)).tokens_R
         assert got == sample(runner.model.ops, logits_RV, some, [None] * len(some)).tolist()
         assert got[6:8] == [NOT_FINITE] * 2
 
@@ -174,13 +175,9 @@ def test_plain_samples_give_the_tokens_of_the_sampler(engine: ForwardEngine) -> 
 )
 def test_sampling_that_asks_for_more_goes_the_general_way(other: Sample) -> None:
     rows = [Row(rid="", tokens=[1], first_position=0, pages=[0], sample=own) for own in (GREEDY, other)]
-    assert DecodeSteps.plain_samples(rows) is None
-    assert (
-        DecodeSteps.plain_samples(
-            [rows[0], Row(rid="", tokens=[1], first_position=0, pages=[0], sample=GREEDY, mask=b"")]
-        )
-        is None
-    )
+    assert not sampling_needs(rows) <= KeptArrays.samples
+    masked = Row(rid="", tokens=[1], first_position=0, pages=[0], sample=GREEDY, mask=b"")
+    assert not sampling_needs([rows[0], masked]) <= KeptArrays.samples
 
 
 @pytest.mark.parametrize("num_decodes", [1, 4])
@@ -201,11 +198,11 @@ def test_plans_have_the_results_of_the_general_way(
     ]
     plan = ForwardPlan(step=1, copies=[], rows=rows, num_decodes=num_decodes)
     computed = []
-    next_logits = DecodeSteps.next_logits
-    monkeypatch.setattr(DecodeSteps, "next_logits", lambda *args: computed.append(args) or next_logits(*args))
+    next_logits = KeptArrays.next_logits
+    monkeypatch.setattr(KeptArrays, "next_logits", lambda *args: computed.append(args) or next_logits(*args))
     got = engine.run(plan).rows
     assert len(computed) == num_decodes - 1
-    monkeypatch.setattr(DecodeSteps, "supports", lambda self, rows: False)
+    monkeypatch.setattr(KeptArrays, "meets", lambda self, needs: False)
     assert engine.run(plan).rows == got
 
 
@@ -232,9 +229,9 @@ def test_overlapped_steps_have_the_results_of_the_general_way(
         return [*found, launched.wait().rows]
 
     computed = []
-    logits = DecodeSteps.logits
-    monkeypatch.setattr(DecodeSteps, "logits", lambda *args: computed.append(args) or logits(*args))
+    logits = KeptArrays.logits
+    monkeypatch.setattr(KeptArrays, "logits", lambda *args: computed.append(args) or logits(*args))
     got = results()
     assert len(computed) == 5
-    monkeypatch.setattr(DecodeSteps, "supports", lambda self, rows: False)
+    monkeypatch.setattr(KeptArrays, "meets", lambda self, needs: False)
     assert results() == got

@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...kernels import DecodeAttentionArgs, KvCache, QueryTensors, SharedKeys, to_buffer, to_device
-from ...kernels.attention_groups import LEVELS, PIECE_TOKENS, SharedTokens, pieces_of, shared_tokens
-from ...kernels.reference.attention_layout import ancestors
-from ...kernels.transfer import packed_size, unpack
-from ..scheduler.plan import Row
-from ..speculation.tree import is_chain
-from .inputs import row_arrays
-from .kv_pool import PAGE_SIZE
-from .last_tokens import LastTokens
+from ....kernels import DecodeAttentionArgs, KvCache, QueryTensors, SharedKeys, to_buffer, to_device
+from ....kernels.attention_groups import LEVELS, PIECE_TOKENS, SharedTokens, pieces_of, shared_tokens
+from ....kernels.reference.attention_layout import ancestors
+from ....kernels.transfer import packed_size, unpack
+from ...scheduler.plan import Row
+from ...speculation.tree import is_chain
+from ..inputs import row_arrays
+from ..kv_pool import PAGE_SIZE
+from ..last_tokens import LastTokens
 
 
 class GraphShape(NamedTuple):

@@ -1,7 +1,6 @@
 """Compute decode steps on a CPU with few Python calls: compiled loops read and write arrays kept between steps.
 
-A small model computes such a step in less time than it takes to build tensors of its inputs. The results are those of
-`inputs.decoder_inputs`, `Decoder.logits_of_step` and `sampler.sample`, which compute all other steps.
+A small model computes such a step in less time than it takes to build tensors of its inputs.
 
 Legend: R rows, P pages of a row, S kinds of layers, E hidden size, V vocabulary.
 """
@@ -14,20 +13,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...kernels import KvCache
-from ...kernels.cpu.attention import heads_together
-from ...kernels.cpu.attention_plan import window_number
-from ...kernels.cpu.compiled import Floats, Ints
-from ...kernels.cpu.decoder_step import decode_inputs
-from ...kernels.cpu.ops import sample_rows
-from ...kernels.cpu.thread_pool import num_threads, share_rows
-from ..models.compiled_layers import NO_PLAN, CompiledLayers, StepScratch
-from ..models.decoder import Decoder
-from ..models.rope import side_by_side
-from ..scheduler.plan import PENDING, Row, Sample
-from .kv_pool import PAGE_SIZE
-from .last_tokens import LastTokens
+from ....kernels.cpu.attention import heads_together
+from ....kernels.cpu.attention_plan import window_number
+from ....kernels.cpu.compiled import Floats, Ints
+from ....kernels.cpu.decoder_step import decode_inputs
+from ....kernels.cpu.ops import sample_rows
+from ....kernels.cpu.step_arguments import StepSettings
+from ....kernels.cpu.thread_pool import num_threads, share_rows
+from ...models.compiled_layers import NO_PLAN, CompiledLayers, StepScratch
+from ...models.rope import side_by_side
+from ...scheduler.plan import PENDING, Row, Sample
+from ..kv_pool import PAGE_SIZE
+from ..last_tokens import LastTokens
+from ..needs import Need
+from .path import EngineParts, Forward, Path, Sampled, next_sample
 
+_ROWS: frozenset[Need] = frozenset({"Row.follows", "Row.window_pages"})
 _NONE = np.empty(0, np.float32)
 
 
@@ -64,16 +65,24 @@ class _Memory(NamedTuple):
     num_slots: int
     inputs: tuple[Any, ...]  # arguments of `decode_inputs`
     scratch: StepScratch
-    arguments: tuple[Any, ...]  # of `decoder_layers`
+    settings: StepSettings
 
 
-class DecodeSteps:
-    """Computes steps in which each row has one token, and samples by the rows' own parameters alone."""
+class KeptArrays(Path):
+    """Computes steps in which each row has one token and samples one, or may.
 
-    def __init__(self, model: Decoder, layers: CompiledLayers, kv: Sequence[KvCache]) -> None:
-        """The caches `kv` are those of all steps."""
-        self.layers, self.kv = layers, kv
-        self._model = model
+    It samples by itself where the needs of sampling are in `samples`: argmax, or a draw from all tokens or those of
+    `min_p`.
+    """
+
+    name = "kept arrays"
+    samples: frozenset[Need] = frozenset({"Sample.min_p"})
+
+    def __init__(self, parts: EngineParts, layers: CompiledLayers) -> None:
+        super().__init__(parts)
+        self.computes = _ROWS if parts.source is not None else _ROWS | {"ForwardPlan.followed"}
+        self.layers, self.kv = layers, parts.pool.layers
+        self._model = model = parts.model
         self._pages, self._window_pages = PageTableArray(), PageTableArray()
         self._memory: dict[tuple[int, int], _Memory] = {}  # by rows and kinds of slots
         self._now: _Memory | None = None
@@ -85,7 +94,7 @@ class DecodeSteps:
             np.array([window_number(window) for window in layers.windows]),
             PAGE_SIZE,
             model.config.num_heads // model.config.num_kv_heads,
-            heads_together(kv[0]),
+            heads_together(self.kv[0]),
         )
         embedding, scale = model.parameters.embedding_VE, model.embedding_scale
         self._embeds = (
@@ -102,37 +111,39 @@ class DecodeSteps:
         )
 
     @classmethod
-    def of(cls, model: Decoder, kv: Sequence[KvCache]) -> DecodeSteps | None:
-        """Return the decode steps of a model with these caches; None if others compute them."""
-        layers = model.compiled_head
-        if layers is None or not layers.supports_caches(kv) or model.config.streaming is not None:
+    def of(cls, parts: EngineParts) -> KeptArrays | None:
+        """Return the path; None if layers and head are not one compiled call over these caches, on one rank, or an
+        angle depends on more than a token's position."""
+        model, layers = parts.model, parts.model.compiled_head
+        if layers is None or parts.group.stage.size > 1 or parts.group.shard.size > 1:
             return None
-        return None if any(rope.depends_on_length for rope in model.ropes) else cls(model, layers, kv)
+        if not layers.supports_caches(parts.pool.layers) or model.config.streaming is not None:
+            return None
+        return None if any(rope.depends_on_length for rope in model.ropes) else cls(parts, layers)
 
-    @staticmethod
-    def supports(rows: Sequence[Row]) -> bool:
-        """Return True if each row has one token and may sample one, and nothing else is asked for: no score, sum of
-        hidden states, draft or adapter."""
-        for row in rows:
-            samples = row.sample is not None or row.follows is not None
-            if len(row.tokens) != 1 or not samples or row.parents is not None or row.adapter:
-                return False
-            if row.score is not None or row.pool_from is not None:
-                return False
-        return True
+    def forward(self, rows: list[Row], last_tokens: LastTokens, *, features: bool) -> Forward:
+        return Forward(self.logits(rows, last_tokens))
 
-    @staticmethod
-    def plain_samples(rows: Sequence[Row]) -> list[Sample] | None:
-        """Return the rows' sampling if `sample` computes it: argmax, or a draw from all tokens or those of `min_p`."""
-        samples = [row.sample for row in rows if row.sample is not None and row.mask is None]
-        for own in samples:
-            filters = own.temperature > 0 and (own.top_k is not None or own.top_p < 1)
-            if filters or own.penalties is not None or own.logit_bias or own.num_top_logprobs is not None:
-                return None
-        return samples if len(samples) == len(rows) else None
+    def sample(self, forward: Forward, rows: Sequence[Row], needs: frozenset[Need]) -> Sampled:
+        if not needs <= self.samples:
+            return super().sample(forward, rows, needs)
+        assert forward.logits_OV is not None
+        return self._sampled(forward.logits_OV, [row.sample for row in rows if row.sample is not None])
+
+    def decode_again(
+        self, rows: Sequence[Row], number: int, tokens_R: Sequence[int], last: Sampled, needs: frozenset[Need]
+    ) -> tuple[Forward, Sampled]:
+        if last.tokens_R is None:
+            return super().decode_again(rows, number, tokens_R, last, needs)
+        logits_RV = self.next_logits(np.array(tokens_R))
+        return Forward(logits_RV), self._sampled(logits_RV, [next_sample(row, number) for row in rows])
+
+    def _sampled(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Sampled:
+        tokens_R = self.sampled_tokens(logits_RV, samples)
+        return Sampled(LastTokens(torch.from_numpy(tokens_R), range(len(samples))), tokens_R=tokens_R.tolist())
 
     def logits(self, rows: Sequence[Row], last_tokens: LastTokens) -> torch.Tensor:
-        """Return the logits of rows that it `supports`, float32 [R, V]; write their keys and values.
+        """Return the logits of rows whose needs it meets, float32 [R, V]; write their keys and values.
 
         The next step overwrites the logits. Raises IndexError when a token is not in the vocabulary.
         """
@@ -161,8 +172,8 @@ class DecodeSteps:
         self._now = memory
         return self._compute(memory)
 
-    def sample(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Ints:
-        """Return the tokens of `sampler.sample` for `plain_samples` of the last step's rows, int64 [R].
+    def sampled_tokens(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Ints:
+        """Return the tokens of `sampler.sample` for samples of the last step's rows whose needs it meets, int64 [R].
 
         The next step overwrites them.
         """
@@ -185,13 +196,13 @@ class DecodeSteps:
         if not self._embeds:
             ids_R, positions_R = map(torch.from_numpy, tokens_2R)
             memory.x_RE[:] = model.embed(ids_R, positions_R).float().numpy()
-        arguments = memory.arguments
+        settings = memory.settings
         if model.config.query_scales is not None:
             scales_R = model.query_scales(torch.from_numpy(tokens_2R[1]))
             assert scales_R is not None
-            arguments = *arguments[:-1], scales_R.numpy()
+            settings = settings._replace(query_scales_T=scales_R.numpy())
         kv_LX = layers.descriptors(self.kv, model.dtype)
-        layers.compute(memory.x_RE, kv_LX, (*plans, NO_PLAN), arguments, num_slots=memory.num_slots, with_head=True)
+        layers.compute(memory.x_RE, kv_LX, (*plans, NO_PLAN), settings, num_slots=memory.num_slots, with_head=True)
         return model.finish_logits(memory.logits_RV)
 
     def _reserve_angles(self) -> bool:
@@ -231,8 +242,6 @@ class DecodeSteps:
         tables = self._pages.pages_RP, (self._window_pages if num_slots > 1 else self._pages).pages_RP
         inputs = (tokens_2R, *tables, *self._settings, self._cos, self._sin, *self._embedding, slots_SR, *angles, x_RE)
         empty = np.empty((0, x_RE.shape[1]), np.float32)
-        arguments = self.layers.arguments(
-            angles, slots_SR, None, empty, scratch, (), empty[None], None, logits_RV, _NONE
-        )
+        settings = self.layers.settings(angles, slots_SR, None, empty, scratch, (), empty[None], None, logits_RV, _NONE)
         sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
-        return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, arguments)
+        return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, settings)
