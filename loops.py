@@ -1,8 +1,9 @@
 """Compiles loops over arrays with numba: for given signatures, when first called, and cached on disk.
 
 numba's cache detects changes only in the file of the loop itself. So the cache directory is named by a digest of all
-sources in that file's folder, and an entry is never older than a constant or another loop that it uses. A loop must not
-use anything of this package from outside its folder.
+sources that the loop may use, and an entry is never older than a constant or another loop that it uses. A loop may use
+its own folder, and where a folder above has a `compiled.py`, the settings of its loops, all of that folder. It must not
+use anything else of this package.
 
 A process that should not wait for a compilation postpones the loops of a package: it asks `ready` where it has another
 way to compute the same, and interprets the loops where it has none. numba is imported with the first loop that is
@@ -111,7 +112,7 @@ class Loop:
         from numba import njit
 
         for symbol in _symbols:
-            if symbol.folder == Path(self._function.__code__.co_filename).parent:
+            if symbol.folder == loops_folder(Path(self._function.__code__.co_filename)):
                 symbol.load()
         options = _OWN_OPTIONS | self._options
         return _compile(partial(njit, list(self._signatures) or None, nogil=True, **options), self._function)
@@ -123,7 +124,7 @@ class Symbol:
 
     def __init__(self, function: Callable[..., Any], signature: str, options: dict[str, Any]) -> None:
         self._function, self._signature, self._options = function, signature, options
-        self.folder = Path(function.__code__.co_filename).parent
+        self.folder = loops_folder(Path(function.__code__.co_filename))
         self._name = f"{function.__module__}.{function.__qualname__}"
         self._loading = False
         self._compiled: Any = None  # its machine code lives as long
@@ -175,7 +176,7 @@ def _compile(compile_now: Callable[..., Any], function: Callable[..., Any]) -> A
     from numba.core import config as numba_config
 
     config: Any = numba_config  # its attributes are set at import, so type checkers do not know them
-    place = cache_directory(Path(function.__code__.co_filename).parent)
+    place = cache_directory(loops_folder(Path(function.__code__.co_filename)))
     if place is None:
         return compile_now()(function)
     # A setting of the whole process, changed under numba's own lock and during a compilation only.
@@ -278,6 +279,13 @@ def compile_registered(package: str) -> None:
 
 
 @cache
+def loops_folder(source: Path) -> Path:
+    """Return the folder whose sources the loops of a file may use."""
+    folder = source.parent
+    return next((above for above in (folder, folder.parent) if (above / "compiled.py").exists()), folder)
+
+
+@cache
 def cache_directory(folder: Path) -> Path | None:
     """Return the cache directory of a folder's loops; None if no candidate is writable.
 
@@ -340,7 +348,7 @@ def _completion_mark(place: Path) -> Path:
 def _digest(folder: Path) -> str:
     """Return a digest of the folder's sources, of this module and of the level of instructions."""
     digest = hashlib.sha256(CPU_LEVEL.encode())
-    for source in (*sorted(folder.glob("*.py")), Path(__file__)):
+    for source in (*sorted(folder.rglob("*.py")), Path(__file__)):
         data = source.read_bytes()
         digest.update(f"{source.name} {len(data)}\n".encode() + data)
     return digest.hexdigest()[:16]

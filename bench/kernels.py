@@ -258,8 +258,8 @@ def product_rows() -> Iterator[dict[str, Any]]:
     """Measure products of a 4096 x 4096 matrix, by rows: ours, and torch's nearest."""
     import numpy as np
 
-    from ramiform.kernels.cpu.matmul import multiply
-    from ramiform.kernels.cpu.packed_matrix import PackedMatrix
+    from ramiform.kernels.cpu.products.matmul import multiply
+    from ramiform.kernels.cpu.products.packed_matrix import PackedMatrix
 
     N = C = 4096
     G, group = C // 128, 128

@@ -44,7 +44,7 @@ def loop_modules(group: LoopGroup) -> list[str]:
     return [
         ".".join(path.relative_to(_ROOT).with_suffix("").parts)
         for folder in _FOLDERS[group]
-        for path in sorted((_ROOT / folder).glob("*.py"))
+        for path in sorted((_ROOT / folder).rglob("*.py"))
         if _defines_loops(path)
     ]
 

@@ -1,4 +1,4 @@
-"""Settings of compiled loops (`compiled`), array types, and a vectorisable `exp`."""
+"""Settings of the compiled loops of this folder and those below (`compiled`), array types, and a vectorisable `exp`."""
 
 from __future__ import annotations
 

@@ -11,9 +11,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention import DESCRIPTOR, DTYPE, FLOAT32, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES, attend_tasks, num_tasks
-from .attention_inner import BLOCK, address_of
-from .attention_plan import (
+from .attention.inner import BLOCK
+from .attention.paged import (
+    DESCRIPTOR,
+    DTYPE,
+    FLOAT32,
+    HEAD_SIZE,
+    KEYS,
+    KV_HEADS,
+    STRIDE,
+    VALUES,
+    attend_tasks,
+    num_tasks,
+)
+from .attention.plan import (
     BEGINS,
     ENDS,
     GROUP,
@@ -29,7 +40,8 @@ from .attention_plan import (
 )
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
-from .matmul import multiply
+from .pointers import address_of
+from .products.matmul import multiply
 
 
 @compiled()

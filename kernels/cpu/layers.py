@@ -16,9 +16,9 @@ from math import erf
 import numpy as np
 from numba import carray, types
 
-from .attention_inner import pointer_to
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
+from .pointers import pointer_to
 
 # Activations. A gated MLP has one of the first two.
 SILU, GELU_TANH, GELU, RELU, RELU2 = range(5)

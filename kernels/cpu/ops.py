@@ -17,10 +17,10 @@ from ..kv_cache import KvCache
 from ..ops import Attention, LatentArgs
 from ..reference.ops import DeterministicOps, ReferenceOps
 from . import layers
-from .attention import CompiledAttention, compiled_attention
+from .attention.latent import attend_latents
+from .attention.paged import CompiledAttention, compiled_attention
 from .bfloat16 import as_float_array
 from .compiled import Floats, Ints, compiled, exp
-from .latent_attention import attend_latents
 from .thread_pool import share_rows
 
 _LEAST = np.float32(-87)  # logarithm of a weight; smaller ones, -inf included, count as 0

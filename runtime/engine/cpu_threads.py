@@ -2,7 +2,7 @@
 
 Handing work over and waiting for it takes some forty microseconds per op with sleeping threads (spinning ones would
 take the processor from others, docs/log.md), and a step has hundreds of ops. So small steps use one thread of torch's.
-Compiled loops share a whole step at once (`kernels.cpu.shared_phases`), and choose their threads themselves.
+Compiled loops share a whole step at once (`kernels.cpu.step.phases`), and choose their threads themselves.
 """
 
 from __future__ import annotations

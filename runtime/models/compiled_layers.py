@@ -1,4 +1,4 @@
-"""Decoder layers and head as one compiled call a step, for blocks that `kernels.cpu.decoder_step` computes.
+"""Decoder layers and head as one compiled call a step, for blocks that `kernels.cpu.step.decoder_step` computes.
 
 Legend: T tokens of the step, O wanted tokens, E hidden size, H query heads, K key/value heads, D head size,
 L layers, S kinds of layers, F fields of a layer's record, W words of a field, X numbers of a cache's descriptor, V
@@ -15,10 +15,14 @@ import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.attention import SINKS, CompiledAttention, kv_descriptor
-from ...kernels.cpu.attention_plan import COST
+from ...kernels.cpu.attention.paged import SINKS, CompiledAttention, kv_descriptor
+from ...kernels.cpu.attention.plan import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
-from ...kernels.cpu.decoder_step import (
+from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
+from ...kernels.cpu.products.matmul import prepared_size
+from ...kernels.cpu.products.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix
+from ...kernels.cpu.step.arguments import StepInputs, StepSettings
+from ...kernels.cpu.step.decoder_step import (
     AFTER_ROPE,
     ALL_HEADS,
     ATTENTION_OUT_NORM,
@@ -42,7 +46,7 @@ from ...kernels.cpu.decoder_step import (
     SLOTS,
     decoder_layers,
 )
-from ...kernels.cpu.experts import (
+from ...kernels.cpu.step.experts import (
     ALPHA,
     CHOICE_BIAS,
     CLAMPED,
@@ -67,13 +71,9 @@ from ...kernels.cpu.experts import (
     inputs_bytes,
     products_bytes,
 )
-from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
-from ...kernels.cpu.lora import MAX_SECTIONS, RANK
-from ...kernels.cpu.lora import NUM_WORDS as NUM_ADAPTER_WORDS
-from ...kernels.cpu.matmul import prepared_size
-from ...kernels.cpu.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix
-from ...kernels.cpu.shared_phases import new_phases
-from ...kernels.cpu.step_arguments import StepInputs, StepSettings
+from ...kernels.cpu.step.lora import MAX_SECTIONS, RANK
+from ...kernels.cpu.step.lora import NUM_WORDS as NUM_ADAPTER_WORDS
+from ...kernels.cpu.step.phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
 from .experts_config import ExpertsConfig

@@ -1,4 +1,4 @@
-"""A dense linear layer whose weight is packed in panels for the product loops of `kernels.cpu.matmul`, for CPUs.
+"""A dense linear layer whose weight is packed in panels for the loops of `kernels.cpu.products.matmul`, for CPUs.
 
 The weight is held once. At few rows the loops read it as fast as memory allows; torch's products rearrange it in every
 call or walk it in an order that memory is slow in.
@@ -15,7 +15,7 @@ from ... import loops
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
 if TYPE_CHECKING:
-    from ...kernels.cpu.packed_matrix import PackedMatrix
+    from ...kernels.cpu.products.packed_matrix import PackedMatrix
 
 
 def can_pack(device: torch.device | str, dtype: torch.dtype) -> bool:
@@ -64,8 +64,8 @@ class PackedLinear:
         """Pack the weight, and compute with compiled loops from now on."""
         if self._dense is None:
             return
-        from ...kernels.cpu.matmul import packed_matmul  # here, because these import numba
-        from ...kernels.cpu.packed_matrix import PackedMatrix
+        from ...kernels.cpu.products.matmul import packed_matmul  # here, because these import numba
+        from ...kernels.cpu.products.packed_matrix import PackedMatrix
 
         self._multiply = packed_matmul
         self._matrix = PackedMatrix.of_dense(self._dense.weight, self._bias, rows=self.dtype)

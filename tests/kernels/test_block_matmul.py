@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels.cpu.block_formats import BLOCK_FORMATS
-from ramiform.kernels.cpu.matmul import packed_matmul
-from ramiform.kernels.cpu.packed_matrix import WIDTH, PackedMatrix
+from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS
+from ramiform.kernels.cpu.products.matmul import packed_matmul
+from ramiform.kernels.cpu.products.packed_matrix import WIDTH, PackedMatrix
 
 gguf = pytest.importorskip("gguf")
 
@@ -147,7 +147,8 @@ def test_every_set_of_instructions_returns_the_same_bits(level: str, names: list
 def test_each_format_has_a_cache_file_of_its_own(tmp_path: Path) -> None:
     """Processes that save different loops at once must not write one file."""
     code = (
-        "from ramiform.kernels.cpu.block_matmul import loop_address\nfor name in ('Q8_0', 'Q4_0'): loop_address(name)"
+        "from ramiform.kernels.cpu.products import block_matmul\n"
+        "for name in ('Q8_0', 'Q4_0'): block_matmul.loop_address(name)"
     )
     subprocess.run([sys.executable, "-P", "-c", code], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, check=True)
     assert len(list(tmp_path.rglob("*multiply_Q*.nbi"))) == 2

@@ -12,9 +12,9 @@ import torch
 from ramiform.kernels import KvCache, RopeAndStoreArgs, SamplingTensors, for_device
 from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.compiled import exp
-from ramiform.kernels.cpu.matmul import packed_matmul
 from ramiform.kernels.cpu.ops import CpuOps
-from ramiform.kernels.cpu.packed_matrix import PackedMatrix
+from ramiform.kernels.cpu.products.matmul import packed_matmul
+from ramiform.kernels.cpu.products.packed_matrix import PackedMatrix
 from ramiform.kernels.reference.ops import ReferenceOps
 
 CPU, REFERENCE = CpuOps(), ReferenceOps()

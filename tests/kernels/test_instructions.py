@@ -20,7 +20,7 @@ from ramiform.kernels.cpu.instructions import (
     Instructions,
     choose,
 )
-from ramiform.kernels.cpu.tile_kernels import emit_function
+from ramiform.kernels.cpu.products.tile_kernels import emit_function
 
 ZEN3 = {"avx2": True, "fma": True, "f16c": True}
 SKYLAKE = ZEN3 | {"avx512f": True, "avx512bw": True, "avx512vl": True}

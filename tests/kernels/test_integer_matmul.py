@@ -13,8 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ramiform.kernels.cpu.matmul import packed_matmul, prepare_rows, prepared_size
-from ramiform.kernels.cpu.packed_matrix import LARGE_RATIO, WIDTH, PackedMatrix
+from ramiform.kernels.cpu.products.matmul import packed_matmul, prepare_rows, prepared_size
+from ramiform.kernels.cpu.products.packed_matrix import LARGE_RATIO, WIDTH, PackedMatrix
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 63, 64, 65, 200]
 # Kinds: int8 with a scale per output, and with groups; four bits. C, group (0: none), N.

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ramiform.kernels import AttentionArgs, KvCache, LatentArgs, RopeAndStoreArgs, RowSpan, for_device
-from ramiform.kernels.cpu import latent_attention, thread_pool
-from ramiform.kernels.cpu.attention import CompiledAttention
-from ramiform.kernels.cpu.latent_attention import LatentMatrices, RowsOfForms, attend_latents, divide
+from ramiform.kernels.cpu import thread_pool
+from ramiform.kernels.cpu.attention import latent as latent_attention
+from ramiform.kernels.cpu.attention.latent import LatentMatrices, RowsOfForms, attend_latents, divide
+from ramiform.kernels.cpu.attention.paged import CompiledAttention
 from ramiform.kernels.reference.quantise import E4M3, quantise
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ramiform.kernels.cpu.instructions import HOST
-from ramiform.kernels.cpu.matmul import packed_matmul
-from ramiform.kernels.cpu.packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, WIDTH, PackedMatrix
+from ramiform.kernels.cpu.products.matmul import packed_matmul
+from ramiform.kernels.cpu.products.packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, WIDTH, PackedMatrix
 
 ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 63, 64, 65, 200]
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ramiform.kernels.cpu.shared_phases import claim_near, complete_tasks, new_phases, wait
+from ramiform.kernels.cpu.step.phases import claim_near, complete_tasks, new_phases, wait
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 6])

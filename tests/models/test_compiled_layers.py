@@ -11,7 +11,7 @@ import torch
 
 from ramiform.kernels import for_device
 from ramiform.kernels.cpu import thread_pool
-from ramiform.kernels.cpu.attention_plan import AttentionPlan
+from ramiform.kernels.cpu.attention.plan import AttentionPlan
 from ramiform.kernels.cpu.compiled import Ints
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool

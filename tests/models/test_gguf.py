@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 import ramiform
-from ramiform.kernels.cpu.packed_matrix import WIDTH
+from ramiform.kernels.cpu.products.packed_matrix import WIDTH
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.checkpoint import find_checkpoint, served_name

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ....kernels.cpu.attention import heads_together
-from ....kernels.cpu.attention_plan import window_number
+from ....kernels.cpu.attention.paged import heads_together
+from ....kernels.cpu.attention.plan import window_number
 from ....kernels.cpu.compiled import Floats, Ints
-from ....kernels.cpu.decoder_step import decode_inputs
 from ....kernels.cpu.ops import sample_rows
-from ....kernels.cpu.step_arguments import StepSettings
+from ....kernels.cpu.step.arguments import StepSettings
+from ....kernels.cpu.step.decoder_step import decode_inputs
 from ....kernels.cpu.thread_pool import num_threads, share_rows
 from ...models.compiled_layers import NO_PLAN, CompiledLayers, StepScratch
 from ...models.rope import side_by_side

@@ -17,7 +17,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from ....kernels.cpu.block_formats import BLOCK_FORMATS
+from ....kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ..config import ModelConfig
 from ..quantised.scheme import FOUR_BIT_BLOCKS
 from .file import GgufFile

@@ -4,7 +4,7 @@ The cache holds one head for all: a token's normalised latent, and the rotated p
 by the matrix that would expand the latent to their head's key, and outputs, which are sums of latents, by the one that
 would expand it to a value. So attention has one key head of `key_size` numbers, whose first `rank` are the value. The
 compiled loops of CPUs compute the same, and expand the keys and values of prompts where that takes less
-(`kernels.cpu.latent_attention`).
+(`kernels.cpu.attention.latent`).
 
 Legend: T tokens, E hidden size, H query heads of this rank, h those of a slice, N plain dimensions of a head, R rotated
 ones, V of its value, C rank of the latent, Q rank of the queries' latent.
@@ -26,7 +26,7 @@ from ..packed_linear import can_pack
 from .config import NORM_EPS, LatentConfig
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.latent_attention import LatentMatrices
+    from ....kernels.cpu.attention.latent import LatentMatrices
 
 
 class LatentStep(NamedTuple):
@@ -72,7 +72,7 @@ class Expansion:
         sizes = self._sizes
         if self._products is None or not can_pack(self._device, self._dtype) or sizes.plain_size % 2:
             return
-        from ....kernels.cpu.latent_attention import LatentMatrices  # here, because it imports numba
+        from ....kernels.cpu.attention.latent import LatentMatrices  # here, because it imports numba
 
         self.matrices, self._products = LatentMatrices(*self._products), None
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ..linear import Destination, bias_destination, total_bytes
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.packed_matrix import PackedMatrix
+    from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 _MAX_STATE_BYTES = 1 << 16
@@ -46,7 +46,7 @@ class CodebookLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.matrix is not None:
-            from ....kernels.cpu.matmul import packed_matmul  # here, because it imports numba
+            from ....kernels.cpu.products.matmul import packed_matmul  # here, because it imports numba
 
             return packed_matmul(x, self.matrix)
         assert self._dense_NC is not None, "not finished"
@@ -54,7 +54,7 @@ class CodebookLinear:
 
     def finish(self) -> None:
         if self._dense_NC is None:
-            from ....kernels.cpu.packed_matrix import PackedMatrix
+            from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
             scale_NG = torch.cat([self._scales[start] for start in sorted(self._scales)])
             self.matrix = PackedMatrix.of_int8(self._codes_NC, scale_NG, self.bias_N)

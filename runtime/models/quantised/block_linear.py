@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....kernels.cpu.block_formats import BLOCK_FORMATS
+from ....kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ..linear import Destination, bias_destination
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.packed_matrix import PackedMatrix
+    from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
 STORED_BLOCKS = "blocks"  # last part of a tensor's name where its rows are read as they are stored
 
@@ -47,7 +47,7 @@ class BlockLinear:
     @staticmethod
     def fits(formats: Sequence[str], sizes: Sequence[int], inputs: int) -> bool:
         """Return True if there is such a layer: blocks fill its rows, and parts of one format fill their panels."""
-        from ....kernels.cpu.packed_matrix import WIDTH
+        from ....kernels.cpu.products.packed_matrix import WIDTH
 
         ends, end = [], 0
         for index, size in enumerate(sizes):
@@ -57,7 +57,7 @@ class BlockLinear:
         return all(inputs % BLOCK_FORMATS[name].block == 0 for name in formats) and all(e % WIDTH == 0 for e in ends)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        from ....kernels.cpu.matmul import packed_matmul  # here, because it imports numba
+        from ....kernels.cpu.products.matmul import packed_matmul  # here, because it imports numba
 
         assert self.matrix is not None, "not finished"
         return packed_matmul(x, self.matrix)
@@ -85,7 +85,7 @@ class BlockLinear:
     def finish(self) -> None:
         if self.matrix is not None:  # an embedding that is the head too
             return
-        from ....kernels.cpu.packed_matrix import PackedMatrix
+        from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
         self.matrix = PackedMatrix.of_blocks(self._parts, self._bias)
         self._parts = []

@@ -16,7 +16,7 @@ from ..linear import Destination, bias_destination, total_bytes
 from .rounding import FP8, MANY_ROWS, fp8_as_bfloat16
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.packed_matrix import PackedMatrix
+    from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
 BLOCK = 128
 
@@ -51,7 +51,7 @@ class BlockwiseLinear:
                 return self.product(x, self.codes)
             return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
         if self.matrix is not None:
-            from ....kernels.cpu.matmul import packed_matmul
+            from ....kernels.cpu.products.matmul import packed_matmul
 
             return packed_matmul(x, self.matrix)
         assert self._dense_NC is not None, "not finished"
@@ -73,7 +73,7 @@ class BlockwiseLinear:
         groups = fp8_as_bfloat16(self.codes_NC).float().view(len(scale_NG), -1, BLOCK)
         dense_NC = (groups * scale_NG[..., None]).flatten(1).to(self._dtype)
         if self.codes_NC.device.type == "cpu":
-            from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
+            from ....kernels.cpu.products.packed_matrix import PackedMatrix  # here, because it imports numba
 
             self.matrix = PackedMatrix.of_dense(dense_NC, self.bias_N, rows=self._dtype)
         else:

@@ -16,7 +16,7 @@ from .rounding import FP8, FP8_MAX, MANY_ROWS, fp8_as_bfloat16, fp8_rows, int8_r
 from .scheme import Scheme
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.packed_matrix import PackedMatrix
+    from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
 _MIN_INT_MM_ROWS = 17  # CUDA's int8 product refuses fewer
 
@@ -61,7 +61,7 @@ class EightBitLinear:
         return y if self.bias_N is None else y + self.bias_N
 
     def _packed_product(self, x: torch.Tensor, packed: PackedMatrix) -> torch.Tensor:
-        from ....kernels.cpu.matmul import packed_matmul  # here, because it imports numba
+        from ....kernels.cpu.products.matmul import packed_matmul  # here, because it imports numba
 
         if self.scheme.kind == "int8":
             if self.scheme.static:  # the loops round a second time, to the largest of each group
@@ -191,7 +191,7 @@ class EightBitLinear:
             return
         if self.codes_NC.device.type != "cpu":
             return
-        from ....kernels.cpu.packed_matrix import PackedMatrix
+        from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
         if self.scheme.kind == "int8":
             self._packed = PackedMatrix.of_int8(self.codes_NC, self.scale_N, self.bias_N)

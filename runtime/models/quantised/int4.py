@@ -18,7 +18,7 @@ from .rounding import MANY_ROWS, int4_groups
 from .scheme import Scheme
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.packed_matrix import PackedMatrix
+    from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
 _INT32 = (torch.int32,)
 _TRANSPOSED = {"outputs": 1, "inputs": 0}  # the stored axes are inputs, outputs
@@ -70,7 +70,7 @@ class Int4Linear:
         if self.order_C is not None:
             x = x[:, self.order_C]
         if self._packed is not None:
-            from ....kernels.cpu.matmul import packed_matmul
+            from ....kernels.cpu.products.matmul import packed_matmul
 
             return packed_matmul(x, self._packed)
         if self.codes is not None:
@@ -96,7 +96,7 @@ class Int4Linear:
             packed = self._products.pack_groups(self.codes_NC2, self.group_size)
             self.codes = self._products.Codes(packed, scale_GN, base_GN, self.group_size)
         elif self.codes_NC2.device.type == "cpu":
-            from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
+            from ....kernels.cpu.products.packed_matrix import PackedMatrix  # here, because it imports numba
 
             scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
             self._packed = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)

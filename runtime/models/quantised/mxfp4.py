@@ -16,7 +16,7 @@ from ..linear import Destination, bias_destination, total_bytes
 from .rounding import MANY_ROWS
 
 if TYPE_CHECKING:
-    from ....kernels.cpu.packed_matrix import PackedMatrix
+    from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
 GROUP = 32
 _BIAS = 127  # of a scale's exponent
@@ -61,7 +61,7 @@ class Mxfp4Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.matrix is not None:
-            from ....kernels.cpu.matmul import packed_matmul  # here, because it imports numba
+            from ....kernels.cpu.products.matmul import packed_matmul  # here, because it imports numba
 
             return packed_matmul(x, self.matrix)
         if self.codes is None:
@@ -81,7 +81,7 @@ class Mxfp4Linear:
             packed = self._products.pack_groups(self.packed_NC2, GROUP)
             self.codes = self._products.Codes(packed, self.exponents_NG.t().contiguous(), group=GROUP)
         elif self.packed_NC2.device.type == "cpu":
-            from ....kernels.cpu.packed_matrix import PackedMatrix
+            from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
             self.matrix = PackedMatrix.of_blocks([("MXFP4", self._blocks())], self.bias_N)
         else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, types
 
-from .attention import (
+from ..attention.paged import (
     DTYPE,
     FLOAT32,
     HEAD_SIZE,
@@ -27,16 +27,16 @@ from .attention import (
     num_tasks,
     scratch_size,
 )
-from .attention_inner import address_of, pointer_to
-from .attention_plan import TILE_ROWS, make_plan
-from .bfloat16 import narrow, widen
-from .compiled import Bytes, Floats, Ints, compiled
+from ..attention.plan import TILE_ROWS, make_plan
+from ..bfloat16 import narrow, widen
+from ..compiled import Bytes, Floats, Ints, compiled
+from ..layers import GELU_TANH, normalise, normalise_together
+from ..pointers import address_of, pointer_to
+from .arguments import signature
 from .experts import GATES_UPS, OWN_MEMORY, add_mixture
 from .experts import NUM_PHASES as MIXTURE_PHASES
-from .layers import GELU_TANH, normalise, normalise_together
-from .shared_phases import claim, complete, wait
-from .step_arguments import signature
-from .step_products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
+from .phases import claim, complete, wait
+from .products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
 # GATE_UP and DOWN of a layer with a mixture are the shared expert's, and EXPERTS the words of `experts`.

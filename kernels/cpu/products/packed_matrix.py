@@ -21,11 +21,11 @@ import torch
 from numba import carray, types
 from numpy.typing import NDArray
 
-from ..huge_pages import zeros_in_huge_pages
-from .attention_inner import pointer_to
+from ...huge_pages import zeros_in_huge_pages
+from ..compiled import compiled_in_order
+from ..instructions import HOST
+from ..pointers import pointer_to
 from .block_formats import BLOCK_FORMATS, GROUP
-from .compiled import compiled_in_order
-from .instructions import HOST
 
 WIDTH = HOST.width
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, types
 
-from .attention_inner import pointer_to
-from .bfloat16 import widen
-from .compiled import Floats, Ints, compiled
+from ..bfloat16 import widen
+from ..compiled import Floats, Ints, compiled
+from ..pointers import pointer_to
 
 A_ADDRESS, B_ADDRESS, RANK, IS_HALF, NUM_WORDS = range(5)
 MAX_SECTIONS = 3

@@ -21,11 +21,12 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from ... import loops
-from .attention_inner import BLOCK, FLOAT32, ROW_BYTES, SLACK, TOTAL_BYTES, mask_scores, pointer_to
-from .bfloat16 import float32_to_bfloat16
-from .instructions import HOST
-from .tile import F32, I16, I32, I64, FloatBuilder, Tile
+from .... import loops
+from ..bfloat16 import float32_to_bfloat16
+from ..instructions import HOST
+from ..pointers import pointer_to
+from ..products.tile import F32, I16, I32, I64, FloatBuilder, Tile
+from .inner import BLOCK, FLOAT32, ROW_BYTES, SLACK, TOTAL_BYTES, mask_scores
 
 LANES = HOST.lanes
 ROWS = 6  # most rows of a kernel: their sums stay in registers

@@ -21,9 +21,10 @@ from itertools import chain
 import numpy as np
 from numba import carray, types
 
-from ..arguments import Chunk, RowSpan
-from .attention_inner import BLOCK, pointer_to
-from .compiled import Ints, compiled
+from ...arguments import Chunk, RowSpan
+from ..compiled import Ints, compiled
+from ..pointers import pointer_to
+from .inner import BLOCK
 
 # The plan's array begins with these numbers; COST is that of all tiles for one key/value head, in pairs of a query head
 # and a key. HEADS is the number of key/value heads of a task, where it divides their number. Then come its tables, each

@@ -15,13 +15,13 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from .attention_inner import pointer_to
-from .compiled import Floats, Ints, compiled, exp
-from .layers import activate_gated, clamped_swiglu_row
-from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
-from .packed_matrix import NUM_DESCRIPTOR_WORDS, WIDTH
-from .shared_phases import claim, complete, wait
-from .step_products import num_parts, prepare
+from ..compiled import Floats, Ints, compiled, exp
+from ..layers import activate_gated, clamped_swiglu_row
+from ..pointers import pointer_to
+from ..products.matmul import multiply_panels, num_panels, prepare_rows, prepared_size
+from ..products.packed_matrix import NUM_DESCRIPTOR_WORDS, WIDTH
+from .phases import claim, complete, wait
+from .products import num_parts, prepare
 
 Bytes = NDArray[np.uint8]
 

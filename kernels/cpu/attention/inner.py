@@ -19,10 +19,11 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from .bfloat16 import narrow, widen
-from .compiled import compiled_in_order
-from .instructions import HOST
-from .tile import F32, FLOATS, I8, I16, I32, I64, FloatBuilder
+from ..bfloat16 import narrow, widen
+from ..compiled import compiled_in_order
+from ..instructions import HOST
+from ..pointers import pointer_to
+from ..products.tile import F32, FLOATS, I8, I16, I32, I64, FloatBuilder
 
 LANES = HOST.lanes
 
@@ -404,30 +405,6 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
         return types.void(*[types.int64] * 8), generate
 
     return weigh  # type: ignore[no-any-return]
-
-
-def pointer_to(kind: Any) -> Callable[[Any], Any]:
-    """Return a function for compiled loops that makes a pointer to numbers of the numba type `kind` from an address."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def pointer(_: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), generate
-
-    return pointer  # type: ignore[no-any-return]
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def address_of(_: Any, array: Any) -> Any:
-    """Return the address of an array's first number. For compiled loops."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, I64)
-
-    return types.int64(array), generate
 
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)

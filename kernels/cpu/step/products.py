@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import Floats, Ints, compiled
-from .layers import activate, activate_gated, normalise
+from ..compiled import Floats, Ints, compiled
+from ..layers import activate, activate_gated, normalise
+from ..products.matmul import FEW_ROWS, multiply_panels, num_panels, prepare_rows, prepared_size
+from ..products.packed_matrix import FLOAT32, INT8, WIDTH
 from .lora import add_outer, multiply_inner, num_inner_rows
-from .matmul import FEW_ROWS, multiply_panels, num_panels, prepare_rows, prepared_size
-from .packed_matrix import FLOAT32, INT8, WIDTH
-from .shared_phases import claim, claim_near, complete, complete_tasks, wait
+from .phases import claim, claim_near, complete, complete_tasks, wait
 
 Bytes = NDArray[np.uint8]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple, get_args, get_type_hints
 
-from .compiled import Bytes, Floats, Ints
+from ..compiled import Bytes, Floats, Ints
 
 _Ints1 = Annotated[Ints, "int64[::1]"]
 _Ints2 = Annotated[Ints, "int64[:,::1]"]

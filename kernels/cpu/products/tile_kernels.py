@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .instructions import Instructions
+from ..instructions import Instructions
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 
 INTEGERS = ("int8", "int8_groups", "int4")

@@ -19,12 +19,17 @@ import numpy as np
 import torch
 from numba import carray, types
 
-from ..arguments import AttentionArgs
-from ..kv_cache import KvCache
-from ..reference.quantise import E4M3
-from .attention_dots import ROWS as DOT_ROWS
-from .attention_dots import attend_block, pack_block, round_query
-from .attention_inner import (
+from ...arguments import AttentionArgs
+from ...kv_cache import KvCache
+from ...reference.quantise import E4M3
+from ..compiled import Ints, compiled_in_order
+from ..instructions import HOST
+from ..pointers import address_of, pointer_to
+from ..products.tile import FETCH_BYTES
+from ..thread_pool import num_threads, run_tasks
+from .dots import ROWS as DOT_ROWS
+from .dots import attend_block, pack_block, round_query
+from .inner import (
     BFLOAT16,
     BFLOAT16_DOTS,
     BLOCK,
@@ -38,11 +43,9 @@ from .attention_inner import (
     ROW_BYTES,
     ROWS,
     TOTAL_BYTES,
-    address_of,
     gather,
     mask_scores,
     pack_keys,
-    pointer_to,
     read_query,
     score_rows,
     total_weight,
@@ -50,7 +53,7 @@ from .attention_inner import (
     weigh_values,
     write_output,
 )
-from .attention_plan import (
+from .plan import (
     BEGINS,
     COST,
     ENDS,
@@ -69,10 +72,6 @@ from .attention_plan import (
     read_block,
     set_addresses,
 )
-from .compiled import Ints, compiled_in_order
-from .instructions import HOST
-from .thread_pool import num_threads, run_tasks
-from .tile import FETCH_BYTES
 
 LANES = HOST.lanes
 

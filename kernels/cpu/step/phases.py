@@ -25,7 +25,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .compiled import Ints, compiled
+from ..compiled import Ints, compiled
 
 _LINE = 8  # words of a cache line; counters of different kinds and ranges have lines of their own
 _MOST_RANGES = 4  # of a phase's tasks; where there are more threads, several share one

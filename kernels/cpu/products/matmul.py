@@ -24,12 +24,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ... import loops
-from .attention_inner import pointer_to
-from .bfloat16 import float32_to_bfloat16
+from .... import loops
+from ..bfloat16 import float32_to_bfloat16
+from ..compiled import Floats, Ints, compiled
+from ..instructions import HOST
+from ..pointers import pointer_to
+from ..thread_pool import num_threads, run_tasks
 from .block_formats import GROUP
-from .compiled import Floats, Ints, compiled
-from .instructions import HOST
 from .packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
@@ -44,7 +45,6 @@ from .packed_matrix import (
     list_bytes,
     set_apart,
 )
-from .thread_pool import num_threads, run_tasks
 from .tile import F32, I8, I32, I64, PREFETCH_BYTES
 from .tile_kernels import tile_kernels
 

@@ -22,9 +22,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ... import loops
+from .... import loops
+from ..instructions import HOST
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
-from .instructions import HOST
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 from .tile_kernels import add_block, add_dot, emit_function
 

@@ -20,10 +20,17 @@ import torch
 import torch.nn.functional as F
 from numba import carray, types
 
-from ..arguments import RowSpan
-from ..kv_cache import KvCache
-from ..reference.attention import gather_slots
-from .attention import (
+from ...arguments import RowSpan
+from ...kv_cache import KvCache
+from ...reference.attention import gather_slots
+from ..bfloat16 import narrow
+from ..compiled import Floats, Ints, compiled_in_order
+from ..pointers import address_of, pointer_to
+from ..products.matmul import multiply_some
+from ..products.packed_matrix import BFLOAT16_ROWS, WIDTH, PackedMatrix
+from ..thread_pool import num_threads, run_tasks
+from .inner import BFLOAT16_DOTS, FLOAT32
+from .paged import (
     DESCRIPTOR,
     DTYPE,
     DTYPES,
@@ -38,13 +45,7 @@ from .attention import (
     num_tasks,
     scratch_size,
 )
-from .attention_inner import BFLOAT16_DOTS, FLOAT32, address_of, pointer_to
-from .attention_plan import GROUP, TOKENS, AttentionPlan
-from .bfloat16 import narrow
-from .compiled import Floats, Ints, compiled_in_order
-from .matmul import multiply_some
-from .packed_matrix import BFLOAT16_ROWS, WIDTH, PackedMatrix
-from .thread_pool import num_threads, run_tasks
+from .plan import GROUP, TOKENS, AttentionPlan
 
 _MIN_WORK = 4_000_000  # multiplications of a thread, or numbers of weights that it reads: 0.1 ms
 _MIN_ROWS = 16  # tokens of a row from which on expanding its keys may pay

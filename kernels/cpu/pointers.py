@@ -1,0 +1,34 @@
+"""Addresses of arrays and of numbers, for compiled loops: a layer's record has them in place of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+def pointer_to(kind: Any) -> Callable[[Any], Any]:
+    """Return a function for compiled loops that makes a pointer to numbers of the numba type `kind` from an address."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def address_of(_: Any, array: Any) -> Any:
+    """Return the address of an array's first number. For compiled loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.int64(array), generate

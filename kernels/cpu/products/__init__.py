@@ -1,0 +1,1 @@
+"""Products of packed weights, in compiled loops."""
