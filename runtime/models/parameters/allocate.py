@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .config import LayerPart, ModelConfig
-from .experts_config import ExpertsConfig
-from .families.row import NormPlacement
-from .latent.attention import LatentParameters
-from .linear import (
+from ..config import LayerPart, ModelConfig
+from ..experts_config import ExpertsConfig
+from ..families.row import NormPlacement
+from ..latent.attention import LatentParameters
+from ..linear import (
     DenseLinear,
     Destination,
     JoinedLinear,
@@ -29,11 +29,11 @@ from .linear import (
     linear_parts,
     stacked_destinations,
 )
-from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
-from .mlp import DenseMlp, Mlp
-from .norm import Norm, allocate_norm, norm_destination
-from .parallel.group import SINGLE_RANK, Group
-from .parallel.layers import (
+from ..mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
+from ..mlp import DenseMlp, Mlp
+from ..norm import Norm, allocate_norm, norm_destination
+from ..parallel.group import SINGLE_RANK, Group
+from ..parallel.layers import (
     ColumnParallelLinear,
     ExpertParallelMixture,
     OutputSection,
@@ -42,16 +42,16 @@ from .parallel.layers import (
     TensorParallelMlp,
     VocabParallelEmbedding,
 )
-from .quantised.block_linear import BlockLinear
-from .quantised.blockwise import BLOCK
-from .quantised.factory import make_linear, make_vocabulary
-from .quantised.mxfp4 import GROUP as MXFP4_GROUP
-from .recurrent.config import RecurrentConfig
-from .recurrent.layer import RecurrentLayer, projection_modules
-from .recurrent.mixture import LATENT_NAMES, UngatedMixture
-from .recurrent.parallel import joined_projections, scaled_mlp
-from .recurrent.selective import allocate_recurrent
-from .stored_layout import as_stored
+from ..quantised.block_linear import BlockLinear
+from ..quantised.blockwise import BLOCK
+from ..quantised.factory import make_linear, make_vocabulary
+from ..quantised.mxfp4 import GROUP as MXFP4_GROUP
+from ..recurrent.config import RecurrentConfig
+from ..recurrent.layer import RecurrentLayer, projection_modules
+from ..recurrent.mixture import LATENT_NAMES, UngatedMixture
+from ..recurrent.parallel import joined_projections, scaled_mlp
+from ..recurrent.selective import allocate_recurrent
+from ..stored_layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
 
