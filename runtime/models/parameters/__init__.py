@@ -6,14 +6,9 @@ that a checkpoint must hold, their shapes, and where each is copied.
 Legend: V vocabulary, E hidden size, I intermediate size, H query heads, K key/value heads, D head size.
 """
 
-from .allocate import (
-    BlockNorms,
-    DecoderParameters,
-    LayerParameters,
-    allocate_parameters,
-    checkpoint_destinations,
-    num_parameters,
-)
+from .allocate import allocate_parameters
+from .destinations import checkpoint_destinations, num_parameters
+from .values import BlockNorms, DecoderParameters, LayerParameters
 
 __all__ = [
     "BlockNorms",
