@@ -1,4 +1,4 @@
-"""The LoRA adapters of a core: loading and unloading while requests run, and the adapter of each request.
+"""The LoRA adapters of a core, as a service: loading and unloading while requests run, and the adapter of each request.
 
 An adapter has a number of its own, which no other adapter gets. Cached prefixes are in a namespace of their weights: a
 name whose weights change never finds old ones. Files are read in a thread, between steps the matrices are put on the
@@ -25,15 +25,22 @@ from ..parallel.rank_zero import RankZeroEngine
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
     AdapterInfo,
+    AdaptersChanged,
+    Attach,
+    CoreReady,
     CoreReply,
     FromCore,
     Generate,
     LoadAdapter,
+    ModelInfo,
     RequestFailed,
+    ToCore,
     Tokens,
     UnloadAdapter,
 )
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..transfer.hub import uses_transfers
+from .service import POLL_MS, Reply, Service
 
 logger = logging.getLogger("ramiform.core")
 
@@ -48,13 +55,14 @@ class _Loaded:
     info: AdapterInfo
 
 
-class Adapters:
-    """The adapters of one core."""
+class Adapters(Service):
+    """The adapters of one core, and the facts about its model, which name them."""
 
-    def __init__(self, config: CoreConfig, engine: ForwardEngine | RankZeroEngine, names: Iterable[str]) -> None:
-        """`names` are those of the model itself. Raises RamiformError when an adapter of the settings is wrong."""
-        self._config, self._engine = config, engine
-        self._taken = frozenset(names)
+    def __init__(self, config: CoreConfig, engine: ForwardEngine | RankZeroEngine, info: ModelInfo) -> None:
+        """Raises RamiformError when an adapter of the settings is wrong."""
+        self._config, self._engine, self._info = config, engine, info
+        self._exchanges_kv = uses_transfers(config)
+        self._taken = frozenset((*info.names, info.path))
         self._numbers = itertools.count(1)
         self._loaded: dict[str, _Loaded] = {}
         self._numbers_in_use: dict[str, int] = {}  # by request
@@ -73,14 +81,8 @@ class Adapters:
                 raise RequestError(f"{setting}: {error}", param=param) from None
 
     @property
-    def listed(self) -> tuple[AdapterInfo, ...]:
-        """The adapters that requests may name, in the order of loading."""
-        return tuple(loaded.info for loaded in self._loaded.values())
-
-    @property
-    def is_busy(self) -> bool:
-        """True while files are read."""
-        return bool(self._reading)
+    def wait_ms(self) -> int | None:
+        return POLL_MS if self._reading else None
 
     def resolve(self, message: Generate) -> Generate:
         """Return the request with the number and the namespace of its adapter. Raises RequestError if none has the
@@ -105,29 +107,57 @@ class Adapters:
         if self._retired:
             self._remove_unused()
 
-    def handle(self, message: LoadAdapter | UnloadAdapter, owner: bytes) -> CoreReply | None:
-        """Begin to load an adapter, or unload one: running requests finish with it. Returns None while it is read."""
-        try:
-            if isinstance(message, UnloadAdapter):
-                self._unload(message.name)
-                return CoreReply(message.call)
-            self._check_free(message.name)
-            self._reading[message.name] = owner, message, self._thread.submit(self._read, message.path)
-            return None
-        except RamiformError as error:
-            return CoreReply(message.call, error=ErrorInfo.of(error))
+    def handle(self, owner: bytes, message: ToCore) -> ToCore | list[Reply]:
+        """Tell a frontend the model's facts, add its adapter to a request, or begin to load an adapter, or unload one:
+        running requests finish with it."""
+        match message:
+            case Attach():
+                return [(owner, CoreReady(replace(self._info, adapters=self._listed)))]
+            case Generate():
+                try:
+                    return self.resolve(message)
+                except RequestError as error:
+                    return [(owner, RequestFailed(message.rid, ErrorInfo.of(error)))]
+            case LoadAdapter() | UnloadAdapter():
+                try:
+                    return self._begin(owner, message)
+                except RamiformError as error:
+                    return [(owner, CoreReply(message.call, error=ErrorInfo.of(error)))]
+            case _:
+                return message
 
-    def advance(self) -> Iterator[tuple[bytes, CoreReply]]:
-        """Put adapters that have been read on the devices; yield the answers."""
+    def advance(self) -> Iterator[Reply]:
+        """Put adapters that have been read on the devices."""
         for name, (owner, message, future) in list(self._reading.items()):
             if not future.done():
                 continue
             del self._reading[name]
             try:
                 self._install(name, message.path, future.result())
-                yield owner, CoreReply(message.call)
             except RamiformError as error:
                 yield owner, CoreReply(message.call, error=ErrorInfo.of(error))
+            else:
+                yield from self._changed(owner, message.call)
+
+    @property
+    def _listed(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, in the order of loading."""
+        return tuple(loaded.info for loaded in self._loaded.values())
+
+    def _begin(self, owner: bytes, message: LoadAdapter | UnloadAdapter) -> list[Reply]:
+        """Unload an adapter, or begin to read one. Raises RamiformError."""
+        if self._exchanges_kv:
+            raise RequestError("runtimes that exchange KV have no LoRA adapters", param="lora_name")
+        if isinstance(message, UnloadAdapter):
+            self._unload(message.name)
+            return self._changed(owner, message.call)
+        self._check_free(message.name)
+        self._reading[message.name] = owner, message, self._thread.submit(self._read, message.path)
+        return []
+
+    def _changed(self, owner: bytes, call: int) -> list[Reply]:
+        """Tell all frontends the adapters, and answer the one that asked for the change."""
+        return [("all", AdaptersChanged(self._listed)), (owner, CoreReply(call))]
 
     def _check_free(self, name: str) -> None:
         if _NAME.fullmatch(name) is None:

@@ -14,15 +14,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
+from ...radix.cache import PrefixCache
 from ...radix.events import Cleared, Removed, Stored
 from ..protocol.config import KvEventsFormat
 from ..protocol.errors import RequestError
+from .service import Reply, Service
 
 MAX_KEPT_BATCHES = 10_000  # batches kept for replay
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
@@ -181,3 +183,14 @@ class CacheEventPublisher:
             if number >= start:
                 self._replay.send_multipart([client, empty, *topic, number, batch])
         self._replay.send_multipart([client, empty, *no_topic, END_OF_REPLAY, b""])
+
+
+class CacheEventService(Service):
+    """Publishes a cache's events after each step."""
+
+    def __init__(self, cache: PrefixCache, publisher: CacheEventPublisher) -> None:
+        self._cache, self._publisher = cache, publisher
+
+    def after_step(self) -> Iterable[Reply]:
+        self._publisher.publish(self._cache.take_events())
+        return ()

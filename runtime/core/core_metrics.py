@@ -8,19 +8,21 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ...constrained.backends import MatcherSource, OutputMatcher
 from ..protocol.config import GrammarBackendName
-from ..protocol.core import FromCore, Tokens
+from ..protocol.core import CoreReply, FromCore, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
 from ..protocol.sampling import AdditionalProperties, Constraint
 from ..scheduler.plan import ForwardPlan
 from .grammar_cache import MAX_BYTES, GrammarCache
+from .service import Service
 
 
-class CoreMetricsRecorder:
+class CoreMetricsRecorder(Service):
     """Records metrics of one core's requests and steps."""
 
     def __init__(self) -> None:
@@ -31,16 +33,19 @@ class CoreMetricsRecorder:
         self.measures.step.observe(seconds / plan.num_decodes, plan.num_decodes)
         self.measures.step_tokens.observe(plan.num_tokens, plan.num_decodes)
 
-    def record_answers(self, messages: Iterable[FromCore]) -> None:
+    def note_answers(self, answers: list[FromCore]) -> None:
         """Record the timings of requests that ended."""
-        for message in messages:
-            if isinstance(message, Tokens) and message.timings is not None:
-                self.measures.queue.observe(message.timings.queue)
-                self.measures.prefill.observe(message.timings.prefill)
-                self.measures.decode.observe(message.timings.decode)
+        for answer in answers:
+            if isinstance(answer, Tokens) and answer.timings is not None:
+                self.measures.queue.observe(answer.timings.queue)
+                self.measures.prefill.observe(answer.timings.prefill)
+                self.measures.decode.observe(answer.timings.decode)
+
+    def count(self, reply: CoreReply) -> CoreReply:
+        return replace(reply, measures=self.measures)
 
 
-class TimedGrammarCache(GrammarCache):
+class TimedGrammarCache(GrammarCache, Service):
     """A grammar cache that times compilations and masks."""
 
     def __init__(
@@ -65,10 +70,11 @@ class TimedGrammarCache(GrammarCache):
         self._measures = measures
         self._counting = Lock()  # compilations end in other threads
 
-    def record_totals(self) -> None:
-        """Record what the cache holds now."""
+    def count(self, reply: CoreReply) -> CoreReply:
+        """Record what the cache holds now in the measures, which the recorder adds to the reply."""
         measures = self._measures
         measures.num_grammars, measures.num_grammar_bytes, measures.num_grammar_renewals = self.totals()
+        return reply
 
     def _compile(self, constraint: Constraint) -> Any:
         start = time.perf_counter()

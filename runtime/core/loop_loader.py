@@ -14,12 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 
 from ... import loops
 from ..compile_ahead import MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
+from ..engine import ForwardEngine
 from ..processes import parent_watchdog
+from .service import Reply, Service
 
 logger = logging.getLogger("ramiform.core")
 
@@ -36,6 +38,7 @@ _MODULES: dict[LoopGroup, tuple[str, ...]] = {
     ),
     "drafts": ("ramiform.runtime.speculation.suffix",),
 }
+LOOPS_POLL_MS = 50  # polling interval of an idle core while the kernels' loops are being loaded
 _NICENESS = 10  # of the processes that compile: answers come first
 
 
@@ -148,3 +151,19 @@ class LoopLoader:
             print(f"ramiform: {message}", file=sys.stderr, flush=True)
         else:
             logger.warning(message)
+
+
+class KernelSwitch(Service):
+    """Lets an engine compute with the kernels' loops, from the step on before which they are loaded."""
+
+    def __init__(self, loader: LoopLoader, engine: ForwardEngine) -> None:
+        self._loader, self._engine = loader, engine
+
+    @property
+    def wait_ms(self) -> int | None:
+        return LOOPS_POLL_MS if self._loader.pending else None
+
+    def advance(self) -> Iterable[Reply]:
+        if self._loader.take():
+            self._engine.use_loops()
+        return ()

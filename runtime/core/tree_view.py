@@ -17,7 +17,7 @@ from ...radix.cache import CacheStats, PrefixCache
 from ...radix.mirror import MirrorNode, TreeMirror
 from ...radix.packed_tokens import TOKEN_BYTES, unpack
 from ...radix.tree import TreeNode, TreeRoot
-from ..protocol.core import CoreReply
+from ..protocol.core import CoreReply, ToCore
 from ..protocol.errors import ErrorInfo, RequestError
 from ..protocol.tree import (
     MAX_CONTENT_TOKENS,
@@ -30,6 +30,7 @@ from ..protocol.tree import (
     TreeNodeView,
     TreeTotals,
 )
+from .service import Reply, Service
 
 SLICE_SECONDS = 0.001  # of one turn of the loop
 FOLLOW_SECONDS = 60.0  # a viewer who reads slowly takes seconds for a large tree before it asks again
@@ -76,8 +77,8 @@ class _Watch:
         self.stats = _counts(stats)
 
 
-class TreeViewer:
-    """Answers `GetTree` and `GetTreeNode` about a cache. Call `work` once per turn of the loop while `active`."""
+class TreeViewer(Service):
+    """Answers `GetTree` and `GetTreeNode` about a cache, while steps go on."""
 
     def __init__(self, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
@@ -92,14 +93,26 @@ class TreeViewer:
         self._worked = 0.0  # seconds, in earlier slices
 
     @property
-    def busy(self) -> bool:
-        """True while questions wait for their answers."""
-        return bool(self._questions)
+    def wait_ms(self) -> int | None:
+        return 0 if self._questions else None
 
     @property
     def active(self) -> bool:
         """True while there is something to do: questions, or a tree to stop following."""
         return bool(self._questions) or self._mirror.follows
+
+    def handle(self, owner: bytes, message: ToCore) -> ToCore | list[Reply]:
+        if not isinstance(message, GetTree | GetTreeNode):
+            return message
+        self.ask(owner, message)
+        return []
+
+    def after_step(self) -> list[tuple[bytes, CoreReply]]:
+        return self.work() if self.active else []
+
+    def count(self, reply: CoreReply) -> CoreReply:
+        self.note_time()
+        return reply
 
     def note_time(self) -> None:
         """Note the time of the cache's clock. The more often, the better viewers know when a node was used."""
@@ -113,7 +126,7 @@ class TreeViewer:
         """Work for SLICE_SECONDS at most. Returns the answers that are ready, with whom they are for."""
         self._slice_began = self._clock()
         answers = self._answer_until(self._slice_began + SLICE_SECONDS)
-        if self._mirror.follows and not self.busy and self._clock() - self._last_asked > FOLLOW_SECONDS:
+        if self._mirror.follows and not self._questions and self._clock() - self._last_asked > FOLLOW_SECONDS:
             self._watches.clear()
             self._mirror.watches.clear()
             self._mirror.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ import torch
 from ...kernels import Ops, StreamingSizes, for_device
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.kv_scales import KvScales
 from ..models.load import load_model
 from ..models.parallel.group import SINGLE_RANK, Group, SingleRank
 from ..models.parallel.shard import shard_of
@@ -30,10 +31,10 @@ from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
-from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
+from .kv_size import MeasureMemory, MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .paths.step_graphs import CudaCapture, StepGraphs
 from .state_slots import allocate_states, check_recurrent_settings, limit_running
-from .window_size import window_share
+from .window_size import WindowShare, window_share
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -94,6 +95,68 @@ def build_engine(
     device does not exist or lacks the KV's dtype, when the context is longer than the model's, and when the KV memory
     that the settings give cannot hold one sequence or exceeds the device's.
     """
+    resolved = _resolve(config, path, group)
+    group, device, context_length = resolved.group, resolved.device, resolved.context_length
+    # The draft source's memory comes out of the same budget.
+    draft = DraftBytes(0, 0) if draft_memory is None else draft_memory(resolved.whole_config, resolved.dtype)
+    sizes = _page_sizes(config, resolved, draft)
+    pages_by_setting(config, context_length, sizes.page)  # which may raise an error: before the weights are loaded
+    model = _load(config, path, resolved, on_progress)
+    scales = choose_scales(config, path, model, resolved.kv_dtype, group)
+    num_state_bytes = allocate_states(config, model)
+    make_graphs = _graphs_factory(config, resolved, model)
+    measure = _measurement(config, resolved, model, scales.scales, make_graphs, draft)
+    num_pages, share = _count_pages(config, resolved, sizes, num_state_bytes, measure)
+    max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
+    num_host_pages = int(config.host_kv_memory * 2**30) // sizes.page
+    pool = _allocate_pool(config, resolved, scales.scales, num_pages, num_host_pages, share)
+    source = None
+    if make_source is not None:
+        source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
+    if device.type == "cuda" and resolved.num_ranks > 1:
+        compile_kernels(model, resolved.kv_dtype)  # with one rank when the engine warms up
+    graphs = None
+    if make_graphs is not None and StepGraphs.supports(model, pool.layers):
+        captures = () if source is None else source.captures
+        graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
+        if resolved.num_ranks > 1:
+            with torch.inference_mode():
+                graphs.capture_all()  # here, because all ranks do it together
+    return ForwardEngine(
+        model,
+        pool,
+        context_length=context_length,
+        max_running=max_running,
+        source=source,
+        graphs=graphs,
+        kv_scales=scales,
+        group=group,
+        threads=CpuThreads(resolved.num_weights, fixed=config.deterministic) if device.type == "cpu" else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What settings, checkpoint and device decide together, before the weights are loaded."""
+
+    group: Group
+    device: torch.device
+    whole_config: ModelConfig
+    model_config: ModelConfig  # this rank's part
+    streaming: StreamingSizes | None  # of attention to a rolling window; None: attention is the model's own
+    num_weights: int  # of the whole model
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    context_length: int
+
+    @property
+    def num_ranks(self) -> int:
+        return self.group.shard.size * self.group.stage.size
+
+
+def _resolve(config: CoreConfig, path: Path, group: Group) -> _Resolved:
+    """Read the model's config, and choose device, dtypes, context and this rank's part. Raises RequestError for
+    settings that do not go with the model."""
     whole_config = read_config(path, config.model_impl)
     if not whole_config.is_native:
         _check_transformers_settings(config, group)
@@ -115,50 +178,85 @@ def build_engine(
         model_config = replace(model_config, rope=model_config.rope.within(context_length))
     head_dim, is_latent = model_config.head_dim, model_config.latent is not None
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, head_dim=head_dim, is_latent=is_latent)
+    return _Resolved(group, device, whole_config, model_config, streaming, num_weights, dtype, kv_dtype, context_length)
+
+
+@dataclass(frozen=True)
+class _PageSizes:
+    """Bytes of a page, with the draft source's part. Pages hold all layers, or with `share` those without a window."""
+
+    page: int
+    whole_page: int  # of all layers
+    share: WindowShare | None
+
+
+def _page_sizes(config: CoreConfig, resolved: _Resolved, draft: DraftBytes) -> _PageSizes:
+    model_config, group, kv_dtype = resolved.model_config, resolved.group, resolved.kv_dtype
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
-    largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
-    # The draft source's memory comes out of the same budget.
-    draft = DraftBytes(0, 0) if draft_memory is None else draft_memory(whole_config, dtype)
-    share = window_share(config, model_config, group, device, context_length)
-    whole_page = bytes_per_page(largest, kv_dtype)
-    page = draft.per_page + (whole_page if share is None else share.page_bytes(model_config, kv_dtype))
-    pages_by_setting(config, context_length, page)  # which may raise an error: before the weights are loaded
-    if device.type == "cpu":
+    largest = replace(model_config, num_layers=max(layer_counts(resolved.whole_config, group.stage.size)))
+    share = window_share(config, model_config, group, resolved.device, resolved.context_length)
+    whole_page = draft.per_page + bytes_per_page(largest, kv_dtype)
+    page = whole_page if share is None else draft.per_page + share.page_bytes(model_config, kv_dtype)
+    return _PageSizes(page, whole_page, share)
+
+
+def _load(config: CoreConfig, path: Path, resolved: _Resolved, on_progress: Progress | None) -> Decoder:
+    """Load the weights of this rank's part."""
+    if resolved.device.type == "cpu":
         # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
-        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
-    ops = choose_ops(config, model_config, device)
-    model = load_model(
+        torch.set_num_threads(max(1, torch.get_num_threads() // resolved.group.shard.num_slices))
+    ops = choose_ops(config, resolved.model_config, resolved.device)
+    return load_model(
         path,
-        device=device,
-        dtype=dtype,
+        device=resolved.device,
+        dtype=resolved.dtype,
         quantize=config.quantize,
         ops=ops,
         on_progress=on_progress,
-        group=group,
-        context_length=context_length,
+        group=resolved.group,
+        context_length=resolved.context_length,
         impl=config.model_impl,
-        streaming=streaming,
+        streaming=resolved.streaming,
     )
-    chosen = choose_scales(config, path, model, kv_dtype, group)
-    num_state_bytes = allocate_states(config, model)
-    num_host_pages = int(config.host_kv_memory * 2**30) // page
-    make_graphs = None
-    if config.cuda_graphs and device.type == "cuda" and streaming is None:
 
-        def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
-            return StepGraphs(
-                model,
-                pool.layers,
-                max_rows=max_rows,
-                num_places=context_length,
-                captures=captures,
-                capture=CudaCapture(),
-                max_tokens=config.prefill_budget,
-                max_tree=config.speculative_num_draft_tokens,
-                group=group,
-                has_windows=pool.windows is not None,
-            )
 
+class _GraphsFactory(Protocol):
+    """Constructor of the graphs of a model that keeps its KV in `pool`, and of the captures of a draft source."""
+
+    def __call__(self, pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs: ...
+
+
+def _graphs_factory(config: CoreConfig, resolved: _Resolved, model: Decoder) -> _GraphsFactory | None:
+    """Return the constructor of CUDA graphs; None: steps run without."""
+    if not config.cuda_graphs or resolved.device.type != "cuda" or resolved.streaming is not None:
+        return None
+
+    def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
+        return StepGraphs(
+            model,
+            pool.layers,
+            max_rows=max_rows,
+            num_places=resolved.context_length,
+            captures=captures,
+            capture=CudaCapture(),
+            max_tokens=config.prefill_budget,
+            max_tree=config.speculative_num_draft_tokens,
+            group=resolved.group,
+            has_windows=pool.windows is not None,
+        )
+
+    return make_graphs
+
+
+def _measurement(
+    config: CoreConfig,
+    resolved: _Resolved,
+    model: Decoder,
+    scales: KvScales | None,
+    make_graphs: _GraphsFactory | None,
+    draft: DraftBytes,
+) -> MeasureMemory:
+    """Return the measurement of a CUDA device's memory with the model on it, which is made once."""
     # Speculation that is not set is on where a draft source takes memory.
     drafts = config.speculative not in (None, "off") or draft.per_page > 0
 
@@ -166,35 +264,55 @@ def build_engine(
     def measure(*, max_running: int) -> MemoryUse:
         use = measure_memory(
             model,
-            kv_dtype,
-            chosen.scales,
-            group,
+            resolved.kv_dtype,
+            scales,
+            resolved.group,
             num_tokens=config.prefill_budget,
             num_rows=min(max_running, config.prefill_budget),
-            num_drafts=group.least(config.speculative_num_draft_tokens - 1 if drafts else 0),
+            num_drafts=resolved.group.least(config.speculative_num_draft_tokens - 1 if drafts else 0),
             make_graphs=make_graphs,
         )
         return replace(use, free=use.free - draft.weights)
 
-    def count_pages(page: int) -> int:
-        """Return the number of pages of `page` bytes, the same on every rank."""
-        count = pages_by_setting(config, context_length, page)
-        if count is None:
-            count = pages_from_memory(
+    return measure
+
+
+def _count_pages(
+    config: CoreConfig, resolved: _Resolved, sizes: _PageSizes, num_state_bytes: int, measure: MeasureMemory
+) -> tuple[int, WindowShare | None]:
+    """Return the number of pages, the same on every rank, and the share of layers with a window that goes with it."""
+
+    def count(page: int) -> int:
+        num_pages = pages_by_setting(config, resolved.context_length, page)
+        if num_pages is None:
+            num_pages = pages_from_memory(
                 config,
-                device,
-                context_length,
+                resolved.device,
+                resolved.context_length,
                 page,
                 num_sharing=len(config.own_ranks),
                 num_state_bytes=num_state_bytes,
                 measure=measure,
             )
-        return group.least(count)
+        return resolved.group.least(num_pages)
 
-    num_pages = count_pages(page)
-    if share is not None and not share.suffices(num_pages):
-        share, num_pages = None, count_pages(draft.per_page + whole_page)
-    max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
+    num_pages = count(sizes.page)
+    if sizes.share is not None and not sizes.share.suffices(num_pages):
+        return count(sizes.whole_page), None
+    return num_pages, sizes.share
+
+
+def _allocate_pool(
+    config: CoreConfig,
+    resolved: _Resolved,
+    scales: KvScales | None,
+    num_pages: int,
+    num_host_pages: int,
+    share: WindowShare | None,
+) -> KvPool:
+    """Allocate the KV of pages, window pages and host pages. Raises RequestError, naming the setting, if there is no
+    room."""
+    model_config, device, kv_dtype = resolved.model_config, resolved.device, resolved.kv_dtype
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     num_full_layers = None if share is None else share.num_full_layers
     memory = _memory(model_config, num_pages, device, kv_dtype, param=setting, num_layers=num_full_layers)
@@ -205,32 +323,8 @@ def build_engine(
         windows = WindowMemory(own, share.has_window)
     pinned = device.type == "cuda" and num_host_pages > 0
     host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory", pinned=pinned)
-    source = None
-    if make_source is not None:
-        source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     queue = CudaCopyQueue(device, model_config.num_kv_layers) if pinned else None
-    pool = KvPool(memory, host, chosen.scales, queue, windows)
-    graphs, num_ranks = None, group.shard.size * group.stage.size
-    if device.type == "cuda" and num_ranks > 1:
-        compile_kernels(model, kv_dtype)  # with one rank when the engine warms up
-    if make_graphs is not None and StepGraphs.supports(model, pool.layers):
-        captures = () if source is None else source.captures
-        graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
-        if num_ranks > 1:
-            with torch.inference_mode():
-                graphs.capture_all()  # here, because all ranks do it together
-    threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
-    return ForwardEngine(
-        model,
-        pool,
-        context_length=context_length,
-        max_running=max_running,
-        source=source,
-        graphs=graphs,
-        kv_scales=chosen,
-        group=group,
-        threads=threads,
-    )
+    return KvPool(memory, host, scales, queue, windows)
 
 
 def _check_transformers_settings(config: CoreConfig, group: Group) -> None:

@@ -18,7 +18,7 @@ from ...radix.lease import Lease
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
-from .plan import ForwardPlan, ForwardResult, PageCopy, RowState, StateAdvance, StateChange, StateCopy
+from .plan import ForwardPlan, ForwardResult, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
 from .request import Request
 
@@ -269,6 +269,15 @@ class Batch:
         """Return the changes of recurrent states for the next plan."""
         changes = [] if self._cache.states is None else self._cache.states.take_changes()
         return [StateCopy(*change) if isinstance(change, SlotCopy) else StateAdvance(*change) for change in changes]
+
+    def publish(self, request: Request, row: Row, num_computed_before: int) -> None:
+        """Publish computed tokens: all of a prompt, for which others may wait; afterwards whole pages only."""
+        assert request.lease is not None
+        num_whole = request.num_computed - request.num_computed % self._cache.page_size
+        if num_computed_before < request.num_prompt or row.num_committed > 1:
+            self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        elif num_whole > num_computed_before:
+            self._cache.commit(request.lease, request.tokens[:num_whole])
 
     def slide(self, request: Request, windows: WindowPages) -> None:
         """Let go of the window pages behind the request's window."""

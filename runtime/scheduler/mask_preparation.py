@@ -10,12 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import cast
 
 from ...constrained.backends import OutputMatcher, prepare_together
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from ..protocol.sampling import Constraint
+from .counters import SchedulerCounters
+from .jump_forward import Retokenise, append_forced, follow_continued, jump_forward
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
@@ -191,3 +194,76 @@ def _result(job: Future[None]) -> None:
         raise grammar_too_complex(error) from None
     except (RecursionError, MemoryError) as error:  # of this request's grammar: the others go on
         raise grammar_too_complex(GrammarError(str(error) or type(error).__name__)) from None
+
+
+class GrammarFollowing:
+    """The grammars of the running requests, which follow outputs and append the text that they force: at once, or as
+    their masks are prepared."""
+
+    def __init__(
+        self, retokenise: Retokenise | None, prepare_masks: Submit | None, counters: SchedulerCounters
+    ) -> None:
+        """`retokenise` None: no forced text is appended. `prepare_masks` runs what takes long in a thread; None: it is
+        done when it is needed."""
+        self._retokenise = retokenise
+        self._counters = counters
+        self._follow_continued = partial(follow_continued, retokenise=retokenise)
+        jump = None if retokenise is None else self._jump
+        self._preparation = (
+            None if prepare_masks is None else MaskPreparation(prepare_masks, jump, self._follow_continued)
+        )
+
+    def __bool__(self) -> bool:
+        """Return True while any request awaits its mask."""
+        return bool(self._preparation)
+
+    def start(self, request: Request) -> None:
+        """Begin a request's output, or continue it. Raises RequestError if it cannot go on."""
+        if self._preparation is not None:
+            self._preparation.start(request)
+        elif not request.continued_due or self._follow_continued(request):
+            self._jump(request)
+
+    def follow(self, request: Request, token: int | None, goes_on: bool, is_last: bool) -> bool:
+        """Let a request's grammar follow a token of its output, and append what it forces. Returns False if that takes
+        too long for the tokens after it to be taken. Raises RequestError when the grammar is too complex to follow."""
+        assert request.matcher is not None
+        if self._preparation is not None:
+            if goes_on and not is_last:
+                assert token is not None
+                return self._preparation.follow_at_once(request, token)
+            if goes_on:
+                self._preparation.follow(request, token)
+            return True
+        if token is not None:
+            try:
+                accepted = request.matcher.accept(token)
+            except GrammarError as error:
+                raise grammar_too_complex(error) from None
+            assert accepted, f"token {token} was sampled against its mask"
+        if goes_on:
+            self._jump(request)
+        return True
+
+    def settle(self) -> Iterator[tuple[Request, RequestError | None]]:
+        """Yield the requests whose masks have become ready, or that cannot go on. Waits a little for those begun
+        last."""
+        if self._preparation is not None:
+            yield from self._preparation.settle()
+
+    def wait_for_any(self) -> None:
+        """Wait until a request's mask is ready, but not long."""
+        if self._preparation is not None:
+            self._preparation.wait_for_any()
+
+    def forget(self, request: Request) -> None:
+        """Prepare nothing more for a request that ended."""
+        if self._preparation is not None:
+            self._preparation.forget(request)
+
+    def _jump(self, request: Request) -> None:
+        if request.forced_rest:
+            ids, request.forced_rest = request.forced_rest, []
+            self._counters.num_forced_tokens += append_forced(request, ids)
+        elif self._retokenise is not None:
+            self._counters.num_forced_tokens += jump_forward(request, self._retokenise)

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ...radix.cache import PrefixCache
-from ..protocol.core import SoftPin
-from .request import Request
+from ..protocol.core import Generate, SoftPin
+from .request import Request, program_id, session_id
 
 MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its programs
 MAX_SOFT_PINS = 1 << 16
@@ -68,6 +68,12 @@ class LivePrograms:
             program = self._programs[program_id] = _LiveProgram(serial)
             self._end_oldest()
         return program.rank
+
+    def rank_of(self, message: Generate, owner: bytes, serial: int) -> int:
+        """Seniority of a request: its program's or its session's, or else its own."""
+        if message.session is not None:
+            return self.rank(session_id(message.session.name), serial)
+        return serial if message.program is None else self.rank(program_id(owner, message.program), serial)
 
     def mark_started(self, request: Request) -> None:
         """Record that a request of a program has started. What its prompt has superseded is no longer pinned."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec.structs import replace
 
 from ...constrained.backends import OutputMatcher
+from ...constrained.errors import GrammarError
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
@@ -17,10 +18,11 @@ from ..speculation.lookahead import Lookahead
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .embedding_pooling import EmbeddingPooling
+from .interfaces import VocabularyInfo
 from .plan import Sample
 from .speculation_policy import Acceptance
 from .stops import StopRules
-from .token_rules import TokenRules
+from .token_rules import TokenRules, token_rules
 
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
@@ -336,3 +338,37 @@ def program_id(owner: bytes, program: str) -> str:
 def session_id(name: str) -> str:
     """Id of a client's session among programs."""
     return f"client {name}"
+
+
+def make_request(
+    message: Generate,
+    owner: bytes,
+    now: float,
+    *,
+    serial: int,
+    end: int,
+    rank: Callable[[Generate, bytes, int], int],
+    vocabulary: VocabularyInfo,
+) -> Request:
+    """Make the request of a message, whose output ends before position `end`. `rank` is called if it can be made.
+
+    Raises RequestError when a stop rule is wrong.
+    """
+    try:
+        stops = StopRules(message.sampling, vocabulary)
+        stops.follow(message.tokens, len(message.tokens) - message.continued)
+    except GrammarError as error:
+        raise RequestError(str(error), param="stop_regex") from None
+    return Request(
+        message=message,
+        owner=owner,
+        serial=serial,
+        rank=rank(message, owner, serial),
+        end=end,
+        stops=stops,
+        tokens=list(message.tokens),
+        rules=token_rules(message, vocabulary.vocab_size),
+        clock=RequestClock(now),
+        pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
+        session=None if message.session is None else session_id(message.session.name),
+    )

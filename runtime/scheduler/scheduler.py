@@ -23,7 +23,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...constrained.errors import GrammarError
 from ...radix.cache import PrefixCache
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.core import (
@@ -43,25 +42,21 @@ from ..protocol.core import (
 )
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from .admission import Admission
-from .apply_result import abort_answer, apply_result, prompt_answer
+from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
 from .batch import Batch, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
 from .counters import SchedulerCounters
 from .drafting import Drafting
-from .embedding_pooling import EmbeddingPooling
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
-from .jump_forward import Retokenise, append_forced, follow_continued, jump_forward
-from .mask_preparation import MaskPreparation, Submit
+from .jump_forward import Retokenise
+from .mask_preparation import GrammarFollowing, Submit
 from .memory_forecast import OutputLengthEstimator
-from .plan import ForwardPlan, ForwardResult, Row, SamplingPlan
+from .plan import ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
 from .remote_prefixes import FetchPrefix, RemotePrefixes
-from .request import Request, RequestClock, length_limit, program_id, session_id
+from .request import Request, length_limit, make_request, program_id, session_id
 from .row_builder import build_following_row, build_row, build_sampling
-from .sampling_inputs import grammar_too_complex
-from .stops import StopRules
-from .token_rules import token_rules
 
 __all__ = ["Scheduler", "VocabularyInfo", "make_cache"]
 
@@ -88,7 +83,6 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._context_length = context_length
-        self._retokenise = retokenise if config.jump_forward else None
         self._token_budget = config.prefill_budget
         self._max_waiting = config.max_waiting
         self._requests: dict[str, Request] = {}
@@ -109,12 +103,10 @@ class Scheduler:
         self._decodes = DecodesPerStep(may_repeat=continuous and cache.states is None and cache.windows is None)
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
-        jump = None if self._retokenise is None else self._jump
-        follow = self._follow_continued = partial(follow_continued, retokenise=self._retokenise)
-        self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump, follow)
         self._num_arrived = 0
         self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
+        self._following = GrammarFollowing(retokenise if config.jump_forward else None, prepare_masks, self._counters)
 
     @property
     def idle(self) -> bool:
@@ -132,7 +124,7 @@ class Scheduler:
     @property
     def pending_grammars(self) -> bool:
         """True while grammars are compiled, masks prepared, or pages fetched."""
-        return bool(self._compiling or self._preparation or self._remote)
+        return bool(self._compiling or self._following or self._remote)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
@@ -203,8 +195,8 @@ class Scheduler:
             running = self._batch.add_decodes(running, self._decodes.most(running))
         rows, requests = self._build(running + admitted.scheduled)
         if not rows:
-            if self._preparation and not self._in_flight:
-                self._preparation.wait_for_any()
+            if self._following and not self._in_flight:
+                self._following.wait_for_any()
             return None
         self._counters.num_steps += 1
         plan = ForwardPlan(
@@ -234,57 +226,15 @@ class Scheduler:
         answers = self.answers()
         self._cache.forecast.now = now
         for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
-            lease = request.lease
-            assert lease is not None
             if request.leaving:
-                # Its known tokens are computed. A token that it only followed is not part of its output.
-                if row is not None and row.follows is None:
-                    request.num_computed += row.num_committed
-                self._release(request)
-                continue
-            if row is None:
-                continue
-            num_computed = request.num_computed
-            request.num_in_flight -= row.num_committed
-            request.token_in_flight &= row.sample is None
-            answer, error = apply_result(request, row, row_result, self._vocabulary, self._follow)
-            if lease.states is not None:
-                lease.states.advance(request.num_computed - row.first_position - row.num_committed)
-            if plan.followed:
-                self._drafting.observe(request, row, row_result)
-            if answer is not None or row.sample is not None:
-                request.clock.answer(now)
-            if answer is not None:
-                if answer.finish is not None:
-                    answer = request.clock.timed(answer, now)
-                self._counters.num_output_tokens += len(answer.ids)
-                answers.append(answer)
-            if error is not None:
-                request.poisoned = isinstance(error, ModelError)
-                self._end(request)
-                answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
-            elif answer is not None and answer.finish is not None:
-                self._output_lengths.record(request.num_output)
-                self._cache.commit(lease, request.tokens[: request.num_computed])
-                self._programs.update_soft_pins(request)
-                self._end(request)
-            elif request.awaits_grammar and not request.num_uncomputed:
-                self._batch.suspend(request)
-                self._park(request, now)
-            else:
-                self._publish(request, row, num_computed)
-                if self._cache.windows is not None:
-                    self._batch.slide(request, self._cache.windows)
-                if request.is_held and not (request.num_uncomputed or request.num_in_flight):
-                    request.clock.wait("grammar", now)
+                self._let_go(request, row)
+            elif row is not None:
+                answers += self._commit_row(request, row, row_result, now, is_followed=plan.followed)
         self._drafting.observe_step(plan, result)
         self._counters.num_steps += result.num_decodes - 1
         self._decodes.observe(plan, result)
         if self._in_flight and self._in_flight[0].plan.is_open:
-            self._settle_masks(now)
-            build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
-            self._sampling = self._in_flight[0].complete(build, self._fail)
-            answers += self.answers()
+            answers += self._complete_sampling(self._in_flight[0], now)
         return answers
 
     def sampling(self) -> SamplingPlan | None:
@@ -298,11 +248,14 @@ class Scheduler:
         return 0 if request is None or request.lease is None else request.num_computed
 
     def stats(self) -> CoreStats:
-        num_waiting = len(self._waiting) + len(self._parked) + len(self._remote)
         stats = self._counters.stats(
-            self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
+            self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=self._num_waiting
         )
         return replace(stats, is_paused=self._hold != "nothing")
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self._parked) + len(self._remote)
 
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
         assert message.rid not in self._requests, f"rid {message.rid!r} is taken"
@@ -313,27 +266,19 @@ class Scheduler:
                 context_length=self._context_length,
                 num_slots=self._cache.num_slots,
             )
-            if len(self._waiting) + len(self._parked) + len(self._remote) >= self._max_waiting:
+            if self._num_waiting >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
-            stops = StopRules(message.sampling, self._vocabulary)
-            stops.follow(message.tokens, len(message.tokens) - message.continued)
+            request = make_request(
+                message,
+                owner,
+                now,
+                serial=self._num_arrived,
+                end=end,
+                rank=self._programs.rank_of,
+                vocabulary=self._vocabulary,
+            )
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
-        except GrammarError as error:
-            return [RequestFailed(message.rid, ErrorInfo.of(RequestError(str(error), param="stop_regex")))]
-        request = Request(
-            message=message,
-            owner=owner,
-            serial=self._num_arrived,
-            rank=self._rank(message, owner),
-            end=end,
-            stops=stops,
-            tokens=list(message.tokens),
-            rules=token_rules(message, self._vocabulary.vocab_size),
-            clock=RequestClock(now),
-            pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
-            session=None if message.session is None else session_id(message.session.name),
-        )
         self._num_arrived += 1
         self._requests[request.rid] = request
         self._programs.note_arrived(request)
@@ -348,12 +293,69 @@ class Scheduler:
             self._waiting.add(request)
         return []
 
-    def _rank(self, message: Generate, owner: bytes) -> int:
-        if message.session is not None:
-            return self._programs.rank(session_id(message.session.name), self._num_arrived)
-        if message.program is None:
-            return self._num_arrived
-        return self._programs.rank(program_id(owner, message.program), self._num_arrived)
+    def _let_go(self, request: Request, row: Row | None) -> None:
+        """Note what was computed for a request that has ended since, and release its pages."""
+        # Its known tokens are computed. A token that it only followed is not part of its output.
+        if row is not None and row.follows is None:
+            request.num_computed += row.num_committed
+        self._release(request)
+
+    def _commit_row(
+        self, request: Request, row: Row, result: RowResult, now: float, *, is_followed: bool
+    ) -> list[FromCore]:
+        """Apply a row's result to its request, which ends, waits for its grammar, or goes on. Returns its answers."""
+        num_computed = request.num_computed
+        answer, error = self._apply(request, row, result, now, is_followed=is_followed)
+        answers: list[FromCore] = [] if answer is None else [answer]
+        if error is not None:
+            request.poisoned = isinstance(error, ModelError)
+            self._end(request)
+            answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
+        elif answer is not None and answer.finish is not None:
+            self._finish(request)
+        elif request.awaits_grammar and not request.num_uncomputed:
+            self._batch.suspend(request)
+            self._park(request, now)
+        else:
+            self._batch.publish(request, row, num_computed)
+            if self._cache.windows is not None:
+                self._batch.slide(request, self._cache.windows)
+            if request.is_held and not (request.num_uncomputed or request.num_in_flight):
+                request.clock.wait("grammar", now)
+        return answers
+
+    def _apply(self, request: Request, row: Row, result: RowResult, now: float, *, is_followed: bool) -> AppliedResult:
+        """Append what a row's result adds to its request, and count and time it."""
+        assert request.lease is not None
+        request.num_in_flight -= row.num_committed
+        request.token_in_flight &= row.sample is None
+        answer, error = apply_result(request, row, result, self._vocabulary, self._following.follow)
+        if request.lease.states is not None:
+            request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
+        if is_followed:
+            self._drafting.observe(request, row, result)
+        if answer is not None or row.sample is not None:
+            request.clock.answer(now)
+        if answer is not None:
+            if answer.finish is not None:
+                answer = request.clock.timed(answer, now)
+            self._counters.num_output_tokens += len(answer.ids)
+        return answer, error
+
+    def _finish(self, request: Request) -> None:
+        """End a request whose output is complete. What it computed stays cached."""
+        assert request.lease is not None
+        self._output_lengths.record(request.num_output)
+        self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        self._programs.update_soft_pins(request)
+        self._end(request)
+
+    def _complete_sampling(self, in_flight: InFlightPlan, now: float) -> list[FromCore]:
+        """Fill in the open sampling of the plan in flight, now that the tokens are known which its rows follow."""
+        self._settle_masks(now)
+        build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
+        self._sampling = in_flight.complete(build, self._fail)
+        return self.answers()
 
     def _park(self, request: Request, now: float) -> None:
         """Let a request wait for its grammar, without lease."""
@@ -368,10 +370,7 @@ class Scheduler:
             if error is None:
                 request.matcher = future.result().matcher()
                 try:
-                    if self._preparation is not None:
-                        self._preparation.start(request)
-                    elif not request.continued_due or self._follow_continued(request):
-                        self._jump(request)
+                    self._following.start(request)
                 except RequestError as too_hard:
                     error = too_hard
                 if error is None and not request.awaits_mask:
@@ -381,7 +380,7 @@ class Scheduler:
 
     def _settle_masks(self, now: float) -> None:
         """Let the requests go on whose masks have become ready."""
-        for request, error in () if self._preparation is None else self._preparation.settle():
+        for request, error in self._following.settle():
             if error is not None:
                 self._drop_with_error(request, error)
             elif request.awaits_grammar:
@@ -414,8 +413,7 @@ class Scheduler:
         if request.lease is not None:
             self._end(request)
             return
-        if self._preparation is not None:
-            self._preparation.forget(request)
+        self._following.forget(request)
         del self._requests[request.rid]
         self._drafting.note_ended(request)
         if self._remote.drop(request) or self._parked.pop(request.rid, None) is not None:
@@ -425,8 +423,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """End a running request."""
-        if self._preparation is not None:
-            self._preparation.forget(request)
+        self._following.forget(request)
         self._batch.remove(request)
         del self._requests[request.rid]
         self._drafting.note_ended(request)
@@ -443,43 +440,6 @@ class Scheduler:
         """End a running request with an error."""
         self._end(request)
         self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
-
-    def _follow(self, request: Request, token: int | None, goes_on: bool, is_last: bool) -> bool:
-        """Let a request's grammar follow a token of its output, and append what it forces. Returns False if that takes
-        too long for the tokens after it to be taken. Raises RequestError when the grammar is too complex to follow."""
-        assert request.matcher is not None
-        if self._preparation is not None:
-            if goes_on and not is_last:
-                assert token is not None
-                return self._preparation.follow_at_once(request, token)
-            if goes_on:
-                self._preparation.follow(request, token)
-            return True
-        if token is not None:
-            try:
-                accepted = request.matcher.accept(token)
-            except GrammarError as error:
-                raise grammar_too_complex(error) from None
-            assert accepted, f"token {token} was sampled against its mask"
-        if goes_on:
-            self._jump(request)
-        return True
-
-    def _jump(self, request: Request) -> None:
-        if request.forced_rest:
-            ids, request.forced_rest = request.forced_rest, []
-            self._counters.num_forced_tokens += append_forced(request, ids)
-        elif self._retokenise is not None:
-            self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
-
-    def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
-        """Publish computed tokens: all of a prompt, for which others may wait; afterwards whole pages only."""
-        assert request.lease is not None
-        num_whole = request.num_computed - request.num_computed % self._cache.page_size
-        if num_computed_before < request.num_prompt or row.num_committed > 1:
-            self._cache.commit(request.lease, request.tokens[: request.num_computed])
-        elif num_whole > num_computed_before:
-            self._cache.commit(request.lease, request.tokens[:num_whole])
 
     def _build(self, scheduled: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
         """Build the rows, and list their requests. A request whose grammar is at a dead end fails instead."""

@@ -13,7 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from ramiform.runtime.core.main import FrontendSocket
+from ramiform.runtime.core.frontend_socket import FrontendSocket
 from ramiform.runtime.frontend.core.client import CoreClient
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import (
@@ -160,7 +160,18 @@ def test_sessions_of_another_runtime_go_to_a_frontend_that_can_take_them(link: F
     for each, message in ((worker, Attach(takes_sessions=False)), (frontend, Attach())):
         each.send(message)
         assert [message for _, message in link.receive(60_000)] == [message]
-    link.hand_over(TakeSessions(b"saved"))
+    link.deliver([("sessions", TakeSessions(b"saved"))])
     assert frontend.receive() == TakeSessions(b"saved")
     worker.socket.close()
+    frontend.socket.close()
+
+
+def test_a_request_that_a_service_refuses_is_forgotten(link: FrontendSocket, address: str) -> None:
+    frontend, failed = Frontend(address), RequestFailed("a", ErrorInfo.of(RequestError("no")))
+    for _ in range(2):
+        frontend.send(asks("a"))
+        [(owner, message)] = link.receive(60_000)
+        assert message == asks("a")
+        link.deliver([(owner, failed)])
+        assert frontend.receive() == failed
     frontend.socket.close()

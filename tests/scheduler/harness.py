@@ -198,7 +198,7 @@ class Runtime:
 
     def progress(self) -> None:
         over = sum(answer.over for answer in self.answers.values())
-        waits = self.works_slowly and bool(self.scheduler._preparation)
+        waits = self.works_slowly and bool(self.scheduler._following)
         assert (
             self.step() or waits or sum(answer.over for answer in self.answers.values()) > over or self.scheduler.idle
         )

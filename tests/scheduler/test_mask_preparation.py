@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ramiform.constrained.errors import GrammarError
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
-from ramiform.runtime.scheduler import scheduler
+from ramiform.runtime.scheduler import mask_preparation
 
 from .fake_grammars import FakeGrammars, FakeMatcher
 from .harness import Runtime, generate
@@ -161,7 +161,9 @@ def test_no_step_calls_what_may_wait_for_a_thread(
     monkeypatch.setattr(FakeMatcher, "accept", checked_accept)
     monkeypatch.setattr(FakeMatcher, "accept_at_once", lambda *args: permitted(accept_at_once, *args))
     monkeypatch.setattr(FakeMatcher, "is_ready", checked_is_ready)
-    monkeypatch.setattr(scheduler, "jump_forward", partial(permitted, scheduler.jump_forward))  # its text is known
+    monkeypatch.setattr(
+        mask_preparation, "jump_forward", partial(permitted, mask_preparation.jump_forward)
+    )  # its text is known
     monkeypatch.setattr(FakeMatcher, "mask", checked_mask)
     monkeypatch.setattr(FakeGrammars, "work", lambda *args: permitted(work, *args))
     language = [[2, 3, 4] * 6 + [2, end] for end in (2, 3, 4)] + [[2, 3, 4] * 3 + [3]]

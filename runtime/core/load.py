@@ -1,0 +1,245 @@
+"""Loading of a core: model, prefix cache, grammars, scheduler, and the services beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from ...radix.cache import PrefixCache
+from ...radix.window_pages import WindowSizes
+from ..compile_ahead import compile_loops
+from ..engine import ForwardEngine, build_engine
+from ..engine.build import choose_device
+from ..models.checkpoint import find_checkpoint, listed_names, served_name
+from ..models.gguf.file import is_gguf
+from ..models.hub import hub_origin
+from ..models.read_config import read_config
+from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine
+from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ..protocol.core import FromCore, ModelInfo, ToCore
+from ..protocol.errors import RequestError
+from ..protocol.version import __version__
+from ..scheduler.jump_forward import Retokenise, Retokeniser
+from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
+from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
+from ..speculation.build import build_source, choose_source, draft_bytes, resolve_speculation
+from ..tokenizer import load_tokenizer
+from ..transfer.hub import TransferHub, uses_transfers
+from ..transfer.pages import CachePages, layout_of
+from . import load_progress
+from .adapters import Adapters
+from .cache_events import CacheEventPublisher, CacheEventService
+from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
+from .loop_loader import KernelSwitch, LoopLoader
+from .service import Service, Services
+from .transfers import NoTransfers, Transfers
+from .tree_view import TreeViewer
+
+
+@dataclass(frozen=True)
+class LoadedCore:
+    """Parts that the main loop drives."""
+
+    engine: ForwardEngine | RankZeroEngine
+    scheduler: Scheduler | LoggingScheduler
+    info: ModelInfo
+    cache: PrefixCache
+    recorder: CoreMetricsRecorder
+    grammars: TimedGrammarCache
+    services: Services
+    ahead: bool  # plan a step while the previous one is computed
+    wake_sockets: list[zmq.Socket[Any]]  # what arrives on them is for the services
+
+
+def load_core(
+    config: CoreConfig, lead: MakeRankZeroEngine | None = None, loader: LoopLoader | None = None
+) -> LoadedCore:
+    """Load the model and build a core. `lead` makes the engine when several ranks share the model.
+
+    With `loader`, the core does not wait for compiled loops where plain torch can compute before they are loaded.
+
+    Raises RamiformError when the checkpoint or a setting is at fault.
+    """
+    has_transfers = uses_transfers(config)
+    if has_transfers and config.lora:
+        raise RequestError("runtimes that exchange KV have no LoRA adapters: leave out lora", param="lora")
+    path = find_checkpoint(config.model)
+    name = served_name(config.model, config.served_model_name)
+    tokenizer = load_tokenizer(path)
+    if loader is not None and _computes_without_loops(config, path):
+        loader.start(kernels=choose_device(config.device).type == "cpu")
+    else:
+        compile_loops()
+    engine = _load_engine(config, path, name, lead)
+    config = msgspec.structs.replace(resolve_speculation(config, path), max_running=engine.info.max_running)
+    engine.warm_up()
+    info = _model_info(config, path, name, engine)
+    token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
+    vocabulary = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
+    adapters = Adapters(config, engine, info)
+    shape = _cache_shape(info)
+    cache = make_cache(config, **shape, events=config.kv_events is not None)
+    publishers = _cache_event_services(config, info, cache)
+    retokenise: Retokenise = Retokeniser(
+        token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
+    )
+    log = None
+    if config.log_plans is not None:
+        header = LogHeader.of(config, vocabulary, **shape, context_length=info.context_length)
+        log = PlanLog.open(config.log_plans, header)
+        retokenise = log.retokenise(retokenise)
+    recorder = CoreMetricsRecorder()
+    grammars = _grammar_cache(config, vocabulary, recorder, loader)
+    transfers = _connect_transfers(config, info, engine, cache, lambda: scheduler) if has_transfers else None
+    ahead = _plans_ahead(config, info)
+    scheduler = Scheduler(
+        config,
+        cache=cache,
+        vocabulary=vocabulary,
+        grammars=grammars,
+        context_length=info.context_length,
+        retokenise=retokenise,
+        prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
+        fetch_prefix=None if transfers is None else transfers.fetch,
+        # How many steps fit depends on their time, which a replay does not know.
+        continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
+    )
+    services: list[Service] = [
+        adapters,
+        NoTransfers() if transfers is None else Transfers(transfers),
+        TreeViewer(cache),
+        recorder,
+        grammars,
+        *_kernel_switches(loader, engine),
+        *publishers,
+    ]
+    return LoadedCore(
+        engine,
+        scheduler if log is None else LoggingScheduler(scheduler, log),
+        info,
+        cache,
+        recorder,
+        grammars,
+        Services(services),
+        ahead,
+        wake_sockets=[] if transfers is None else transfers.wake_sockets,
+    )
+
+
+def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
+    """Return True if plain torch can serve until the compiled loops are loaded.
+
+    It rounds differently, so deterministic results need the loops from the first token on. Other ranks, draft sources
+    and quantised weights are set up once, with the loops.
+    """
+    if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
+        return False
+    if config.quantize is not None or is_gguf(path) or read_config(path, config.model_impl).quantisation is not None:
+        return False
+    return choose_source(config, path) not in SOURCES_ON_DEVICE
+
+
+def _load_engine(
+    config: CoreConfig, path: Path, name: str, lead: MakeRankZeroEngine | None
+) -> ForwardEngine | RankZeroEngine:
+    """Load the model, and the draft source beside it."""
+    with load_progress.show_load_progress(name) as on_progress:
+        make_source = partial(build_source, config, path)
+        if config.num_ranks > 1:
+            assert lead is not None, "several ranks need sockets to meet at"
+            return lead(path, on_progress, make_source)
+        return build_engine(config, path, on_progress, make_source, draft_memory=partial(draft_bytes, config, path))
+
+
+def _model_info(config: CoreConfig, path: Path, name: str, engine: ForwardEngine | RankZeroEngine) -> ModelInfo:
+    origin = hub_origin(path)
+    return ModelInfo(
+        name=name,
+        aliases=listed_names(config.served_model_name)[1:],
+        path=str(path),
+        revision=None if origin is None else origin.commit,
+        version=__version__,
+        **asdict(engine.info),
+    )
+
+
+def _cache_shape(info: ModelInfo) -> dict[str, Any]:
+    """Return the sizes of the prefix cache, which a plan log repeats."""
+    shape: dict[str, Any] = {
+        name: getattr(info, name) for name in ("num_pages", "num_host_pages", "page_size", "num_state_slots")
+    }
+    if info.num_window_pages:
+        shape["windows"] = WindowSizes(info.num_window_pages, info.window, info.num_sinks)
+    return shape
+
+
+def _cache_event_services(config: CoreConfig, info: ModelInfo, cache: PrefixCache) -> list[CacheEventService]:
+    if config.kv_events is None:
+        return []
+    publisher = CacheEventPublisher(
+        config.kv_events, page_size=info.page_size, topic=config.kv_events_topic, layout=config.kv_events_format
+    )
+    return [CacheEventService(cache, publisher)]
+
+
+def _grammar_cache(
+    config: CoreConfig, vocabulary: VocabularyInfo, recorder: CoreMetricsRecorder, loader: LoopLoader | None
+) -> TimedGrammarCache:
+    """Make the grammar cache, which warms up as soon as its loops are there."""
+    awaited = loader if loader is not None and loader.pending else None
+    grammars = TimedGrammarCache(
+        vocabulary.token_bytes,
+        vocabulary.eos_ids,
+        recorder.measures,
+        engine=config.grammar_backend,
+        additional_properties=config.additional_properties,
+        max_bytes=int(config.grammar_memory * (1 << 30)),
+        wait_for_loops=None if awaited is None else awaited.wait_for_grammars,
+    )
+    if awaited is not None:
+        awaited.on_grammars = grammars.warm_up
+    else:
+        grammars.warm_up()
+    return grammars
+
+
+def _connect_transfers(
+    config: CoreConfig,
+    info: ModelInfo,
+    engine: ForwardEngine | RankZeroEngine,
+    cache: PrefixCache,
+    scheduler: Callable[[], Scheduler],
+) -> TransferHub:
+    """Open the sockets to other runtimes. `scheduler` is called once there is one."""
+
+    def submit(message: ToCore, owner: bytes) -> list[FromCore]:
+        return scheduler().handle(message, time.monotonic(), owner)
+
+    return TransferHub(
+        config,
+        layout_of(info, engine.kv_shape, config.quantize),
+        CachePages(cache, engine),
+        submit,
+        lambda rid: scheduler().num_computed(rid),
+        lambda: cache.num_free,
+    )
+
+
+def _plans_ahead(config: CoreConfig, info: ModelInfo) -> bool:
+    # On a CPU planning would compete with computing for the processors.
+    on_gpu = info.device.startswith("cuda") and not info.num_state_slots
+    return config.overlap == "on" or (config.overlap == "auto" and on_gpu)
+
+
+def _kernel_switches(loader: LoopLoader | None, engine: ForwardEngine | RankZeroEngine) -> list[KernelSwitch]:
+    if loader is None or not loader.pending:
+        return []
+    assert isinstance(engine, ForwardEngine)
+    return [KernelSwitch(loader, engine)]
