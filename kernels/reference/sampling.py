@@ -9,13 +9,58 @@ Legend: R rows, V vocabulary, N candidates, M alternatives listed, B tokens of a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
-from ..arguments import NOT_FINITE, SamplingTensors
+from ..arguments import NOT_FINITE
 
 _NUM_CANDIDATES = 256  # likeliest tokens; top-k and top-p mostly end among them
 _BLOCK = 1 << 16  # weights of a draw's block
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
+
+
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of the rows, as tensors on the device. Filters act in the order of the fields."""
+
+    temperature_R: torch.Tensor  # float32; 0: the likeliest token
+    top_k_R: torch.Tensor  # int64; V or more: no filter
+    top_p_R: torch.Tensor  # float64; 1: no filter
+    min_p_R: torch.Tensor  # float32; 0: no filter
+    draw_R: torch.Tensor  # int64, the seed of the row's draw
+    max_top_k: int = 0  # the largest top_k below V of a row whose top_p is below 1; 0: there is none
+
+    def select(self, rows: slice | torch.Tensor) -> SamplingTensors:
+        """Parameters of some rows, given by a slice, indices or a bool mask."""
+        return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
+
+    def filtered_rows(self, vocab_size: int, *, beside: Sequence[str]) -> torch.Tensor:
+        """Return bool [R]: rows that draw and have a filter other than those named in `beside`."""
+        filtered_R = torch.zeros_like(self.temperature_R, dtype=torch.bool)
+        for name, drops in _DROPS.items():
+            if name not in beside:
+                filtered_R |= drops(getattr(self, f"{name}_R"), vocab_size)
+        return filtered_R & (self.temperature_R > 0)
+
+
+# Fields of the plan's Sample that the tensors of SamplingTensors hold, in their order, and their dtypes.
+SAMPLING_DTYPES = {
+    "temperature": np.float32,
+    "top_k": np.int64,
+    "top_p": np.float64,
+    "min_p": np.float32,
+    "draw": np.int64,
+}
+assert [f"{name}_R" for name in SAMPLING_DTYPES] == [*SamplingTensors._fields[:-1]]
+# Filters, and for which of their values a vocabulary of V tokens may lose one.
+_DROPS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "top_k": lambda top_k_R, V: top_k_R < V,
+    "top_p": lambda top_p_R, V: top_p_R < 1,
+    "min_p": lambda min_p_R, V: min_p_R > 0,
+}
+assert {"temperature", *_DROPS, "draw"} == {*SAMPLING_DTYPES}
 
 
 def likeliest_tokens(logits_RV: torch.Tensor) -> torch.Tensor:

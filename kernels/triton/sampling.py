@@ -18,13 +18,14 @@ import triton
 import triton.language as tl
 
 from .. import arguments
+from ..reference.sampling import SamplingTensors
 from .launching import launch
 
 _BLOCK = 4096
 NOT_FINITE = tl.constexpr(arguments.NOT_FINITE)
 
 
-def sample_tokens(logits_RV: torch.Tensor, sampling: arguments.SamplingTensors) -> torch.Tensor:
+def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R], as `reference.sampling.sample_tokens` does.
 
     Where both filter, top-p's share is one of what top-k leaves, so the `max_top_k` likeliest logits are sorted.
