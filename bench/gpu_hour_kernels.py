@@ -111,6 +111,6 @@ def sampling(hour: Hour) -> Measurement:
         theirs = hour.seconds(lambda x=logits_RV: torch.multinomial(x.softmax(-1), 1))
         for name, top_k, top_p in (("all", vocab_size, 1.0), ("top-p", vocab_size, 0.9), ("top-k", 50, 1.0)):
             draws = torch.arange(num_rows, device=hour.device)
-            tensors = (ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draws)
+            tensors = (ones_R * 0, ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draws)
             taken = hour.seconds(partial(ops.sample_tokens, logits_RV, SamplingTensors(*tensors)))
             yield {"rows": num_rows, "filter": name, "us": 1e6 * taken, "torch us": 1e6 * theirs}

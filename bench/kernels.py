@@ -234,7 +234,9 @@ def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
     ]:
         ones_R = torch.ones(64, device="cuda")
         draw_R = torch.randint(1 << 62, (64,), device="cuda")
-        parameters = SamplingTensors(ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draw_R)
+        parameters = SamplingTensors(
+            ones_R * 0, ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draw_R
+        )
         yield row(
             name,
             logits_RV.nbytes,

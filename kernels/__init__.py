@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .arguments import (
     NOT_FINITE,
-    SAMPLING_DTYPES,
     AttentionArgs,
     Chunk,
     DecodeAttentionArgs,
@@ -18,7 +17,6 @@ from .arguments import (
     RecurrenceInputs,
     RopeAndStoreArgs,
     RowSpan,
-    SamplingTensors,
     SharedKeys,
 )
 from .dispatch import KernelsName, for_device, quantised_products
@@ -30,7 +28,7 @@ from .reference.experts import choose_experts, combine_experts, expert_ranges, g
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import INT4, QUANTISED_MAX, stored_size
-from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
+from .reference.sampling import SAMPLING_DTYPES, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
 from .reference.streaming import StreamingAttention, StreamingSizes
 from .reference.trees import compact_kv, walk_trees
 from .transfer import Deferred, to_buffer, to_device, to_host

@@ -139,32 +139,6 @@ class RecurrenceInputs(NamedTuple):
 NOT_FINITE = -1  # in place of a sampled token: the row's largest logit is NaN or infinite, so there is none
 
 
-class SamplingTensors(NamedTuple):
-    """Sampling parameters of the rows, as tensors on the device. Filters act in the order of the fields."""
-
-    temperature_R: torch.Tensor  # float32; 0: the likeliest token
-    top_k_R: torch.Tensor  # int64; V or more: no filter
-    top_p_R: torch.Tensor  # float64; 1: no filter
-    min_p_R: torch.Tensor  # float32; 0: no filter
-    draw_R: torch.Tensor  # int64, the seed of the row's draw
-    max_top_k: int = 0  # the largest top_k below V of a row whose top_p is below 1; 0: there is none
-
-    def select(self, rows: slice | torch.Tensor) -> SamplingTensors:
-        """Parameters of some rows, given by a slice, indices or a bool mask."""
-        return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
-
-
-# Fields of the plan's Sample that the tensors of SamplingTensors hold, in their order, and their dtypes.
-SAMPLING_DTYPES = {
-    "temperature": np.float32,
-    "top_k": np.int64,
-    "top_p": np.float64,
-    "min_p": np.float32,
-    "draw": np.int64,
-}
-assert [f"{name}_R" for name in SAMPLING_DTYPES] == [*SamplingTensors._fields[:-1]]
-
-
 class PenaltyTensors(NamedTuple):
     """Penalised (row, token) pairs, all distinct, as tensors on the device. Strengths are float32."""
 

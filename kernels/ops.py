@@ -19,11 +19,11 @@ from .arguments import (
     GroupRouting,
     RecurrenceInputs,
     RopeAndStoreArgs,
-    SamplingTensors,
 )
 from .kv_cache import KvCache
 from .lora import AdapterSegments, LowRankProduct
 from .reference.experts import Routing
+from .reference.sampling import SamplingTensors
 
 
 class Attention(Protocol):

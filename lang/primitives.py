@@ -74,6 +74,7 @@ def gen(
     top_p: float | None = None,
     top_k: int | None = None,
     min_p: float | None = None,
+    top_n_sigma: float | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
     repetition_penalty: float | None = None,

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..arguments import NOT_FINITE, AttentionArgs, RopeAndStoreArgs, SamplingTensors
+from ..arguments import NOT_FINITE, AttentionArgs, RopeAndStoreArgs
 from ..kv_cache import KvCache
 from ..ops import Attention, LatentArgs
 from ..reference.ops import DeterministicOps, ReferenceOps
+from ..reference.sampling import SamplingTensors
 from . import layers
 from .attention.latent import attend_latents
 from .attention.paged import CompiledAttention, compiled_attention
@@ -111,8 +112,7 @@ class CpuOps(ReferenceOps):
     def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
         # The algorithm is chosen for each row by its own parameters: the two round differently, and a row's token must
         # not depend on the other rows.
-        filters_R = (sampling.top_k_R < logits_RV.shape[1]) | (sampling.top_p_R < 1)
-        ranked_R = (sampling.temperature_R > 0) & filters_R
+        ranked_R = sampling.filtered_rows(logits_RV.shape[1], beside=("min_p",))
         if not ranked_R.any():
             return sample_unfiltered(logits_RV, sampling)
         tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
@@ -250,7 +250,7 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
 
 
 def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Return a token for each row, int64 [R]. The rows' top-k and top-p filter nothing, or their temperature is 0."""
+    """Return a token for each row, int64 [R]. No filter but min-p acts on the rows, or their temperature is 0."""
     tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
     columns = sampling.temperature_R, sampling.min_p_R, sampling.draw_R, tokens_R
     arrays = [tensor.numpy() for tensor in (logits_RV.contiguous(), *columns)]

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs, SamplingTensors
+from ..arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs
 from ..kv_cache import KvCache
 from ..ops import Attention, LatentArgs
 from . import experts, layers, logits, lora, recurrence, sampling, trees
 from .attention import paged_attention, store_kv, store_latent
 from .attention_layout import AttentionLayout, attention_layout
 from .deterministic_attention import deterministic_attention
+from .sampling import SamplingTensors
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Sampling: temperature and filters, the draw, log-probabilities.
 
-Temperature, top-k, top-p and min-p apply in this order, each to the renormalised result of the one before.
+Top-n-sigma, temperature, top-k, top-p and min-p apply in this order, each to the renormalised result of the one before.
 Tokens are ranked by logit; of equal ones the lower id ranks first. So `top_k = 1` is exactly the greedy choice.
 A row with a NaN, with infinity, or without any finite logit has no token; NOT_FINITE stands in its place.
 
@@ -9,13 +9,61 @@ Legend: R rows, V vocabulary, N candidates, M alternatives listed, B tokens of a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
-from ..arguments import NOT_FINITE, SamplingTensors
+from ..arguments import NOT_FINITE
 
 _NUM_CANDIDATES = 256  # likeliest tokens; top-k and top-p mostly end among them
 _BLOCK = 1 << 16  # weights of a draw's block
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
+
+
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of the rows, as tensors on the device. Filters act in the order of the fields."""
+
+    top_n_sigma_R: torch.Tensor  # float32; 0 or less: no filter
+    temperature_R: torch.Tensor  # float32; 0: the likeliest token
+    top_k_R: torch.Tensor  # int64; V or more: no filter
+    top_p_R: torch.Tensor  # float64; 1: no filter
+    min_p_R: torch.Tensor  # float32; 0: no filter
+    draw_R: torch.Tensor  # int64, the seed of the row's draw
+    max_top_k: int = 0  # the largest top_k below V of a row whose top_p is below 1; 0: there is none
+
+    def select(self, rows: slice | torch.Tensor) -> SamplingTensors:
+        """Parameters of some rows, given by a slice, indices or a bool mask."""
+        return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
+
+    def filtered_rows(self, vocab_size: int, *, beside: Sequence[str]) -> torch.Tensor:
+        """Return bool [R]: rows that draw and have a filter other than those named in `beside`."""
+        filtered_R = torch.zeros_like(self.temperature_R, dtype=torch.bool)
+        for name, drops in _DROPS.items():
+            if name not in beside:
+                filtered_R |= drops(getattr(self, f"{name}_R"), vocab_size)
+        return filtered_R & (self.temperature_R > 0)
+
+
+# Fields of the plan's Sample that the tensors of SamplingTensors hold, in their order, and their dtypes.
+SAMPLING_DTYPES = {
+    "top_n_sigma": np.float32,
+    "temperature": np.float32,
+    "top_k": np.int64,
+    "top_p": np.float64,
+    "min_p": np.float32,
+    "draw": np.int64,
+}
+assert [f"{name}_R" for name in SAMPLING_DTYPES] == [*SamplingTensors._fields[:-1]]
+# Filters, and for which of their values a vocabulary of V tokens may lose one.
+_DROPS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "top_n_sigma": lambda top_n_sigma_R, V: top_n_sigma_R > 0,
+    "top_k": lambda top_k_R, V: top_k_R < V,
+    "top_p": lambda top_p_R, V: top_p_R < 1,
+    "min_p": lambda min_p_R, V: min_p_R > 0,
+}
+assert {"temperature", *_DROPS, "draw"} == {*SAMPLING_DTYPES}
 
 
 def likeliest_tokens(logits_RV: torch.Tensor) -> torch.Tensor:
@@ -41,14 +89,19 @@ def sampling_weights(
 ) -> torch.Tensor:
     """Return unnormalised float32 probabilities [R, V] after the filters; the likeliest token's is 1.
 
-    `logits_RV` are float32 with a finite maximum; temperatures are positive. `top_p` (Holtzman et al. 2020) keeps the
-    fewest likeliest tokens that hold at least `top_p` of the mass; `min_p` (Nguyen et al. 2024) keeps those of at least
-    `min_p` times the likeliest's probability.
+    `logits_RV` are float32 with a finite maximum; temperatures are positive. `top_n_sigma` (Tang et al. 2024) keeps the
+    tokens whose logit is at most that many standard deviations of the finite logits below the best; `top_p` (Holtzman
+    et al. 2020) the fewest likeliest tokens that hold at least `top_p` of the mass; `min_p` (Nguyen et al. 2024) those
+    of at least `min_p` times the likeliest's probability.
 
     Sorting a large vocabulary costs more than everything else here. So only the `num_candidates` likeliest tokens are
     sorted, and eight times as many for the rows whose filters do not end among them.
     """
     top_k_R, top_p_R = sampling.top_k_R, sampling.top_p_R
+    spread = torch.nonzero(sampling.top_n_sigma_R > 0).flatten()
+    if len(spread):
+        near_nV = _keep_near_best(logits_RV[spread], sampling.top_n_sigma_R[spread])
+        logits_RV = logits_RV.index_copy(0, spread, near_nV)
     z_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
     weights_RV = torch.exp(z_RV / sampling.temperature_R.clamp_min(_MIN_TEMPERATURE)[:, None])
     V = logits_RV.shape[1]
@@ -59,6 +112,17 @@ def sampling_weights(
         weights_RV = weights_RV.index_copy(0, ranked, kept_nV)
     # The likeliest token passes every filter and weighs 1: min-p is a threshold on the weights themselves.
     return weights_RV.masked_fill(weights_RV < sampling.min_p_R[:, None], 0.0)
+
+
+def _keep_near_best(logits_RV: torch.Tensor, top_n_sigma_R: torch.Tensor) -> torch.Tensor:
+    masked_RV = logits_RV == -torch.inf
+    num_R1 = (~masked_RV).sum(dim=-1, keepdim=True)
+    # Sums in float64: what a row keeps does not depend on the order of additions, and so not on the other rows.
+    mean_R1 = logits_RV.masked_fill(masked_RV, 0.0).sum(dim=-1, keepdim=True, dtype=torch.float64) / num_R1
+    off_RV = (logits_RV - mean_R1.float()).masked_fill_(masked_RV, 0.0)
+    sigma_R1 = (off_RV.square_().sum(dim=-1, keepdim=True, dtype=torch.float64) / num_R1).sqrt_().float()
+    below_RV = logits_RV.amax(dim=-1, keepdim=True) - logits_RV
+    return logits_RV.masked_fill(below_RV > top_n_sigma_R[:, None] * sigma_R1, -torch.inf)
 
 
 def _keep_likeliest(

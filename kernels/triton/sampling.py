@@ -18,13 +18,14 @@ import triton
 import triton.language as tl
 
 from .. import arguments
+from ..reference.sampling import SamplingTensors
 from .launching import launch
 
 _BLOCK = 4096
 NOT_FINITE = tl.constexpr(arguments.NOT_FINITE)
 
 
-def sample_tokens(logits_RV: torch.Tensor, sampling: arguments.SamplingTensors) -> torch.Tensor:
+def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R], as `reference.sampling.sample_tokens` does.
 
     Where both filter, top-p's share is one of what top-k leaves, so the `max_top_k` likeliest logits are sorted.
@@ -36,12 +37,15 @@ def sample_tokens(logits_RV: torch.Tensor, sampling: arguments.SamplingTensors) 
     sizes = {"NUM": num, "BLOCK_I": triton.next_power_of_2(num), "BLOCK": block}
     likeliest_RM = logits_RV.topk(min(max_top_k, V), dim=-1).values if max_top_k else logits_RV
     best, speed, mass, before = torch.empty((4, R, num), dtype=torch.float32, device=device)
+    spread = torch.empty((3, R, num), dtype=torch.float32, device=device)
     token, fastest, rank = torch.empty((3, R, num), dtype=torch.int32, device=device)
     tokens_R = torch.empty(R, dtype=torch.int64, device=device)
-    temperature_R, top_k_R, top_p_R, min_p_R, draw_R, _ = sampling
+    top_n_sigma_R, temperature_R, top_k_R, top_p_R, min_p_R, draw_R, _ = sampling
     shape, grid = (V, logits_RV.stride(0)), (R, num)
-    launch(_best_of_block, grid, logits_RV, best, token, *shape, NUM=num, BLOCK=block, num_warps=8)
-    race = (temperature_R, min_p_R, draw_R, best, token, speed, fastest, mass)
+    launch(
+        _best_of_block, grid, logits_RV, top_n_sigma_R, best, token, spread, *shape, NUM=num, BLOCK=block, num_warps=8
+    )
+    race = (top_n_sigma_R, temperature_R, min_p_R, draw_R, best, token, spread, speed, fastest, mass)
     launch(_race_of_block, grid, logits_RV, *race, *shape, **sizes, num_warps=8)
     ranks = (temperature_R, top_k_R, top_p_R, best, token, speed, fastest, rank, before)
     launch(_rank_of_block, grid, logits_RV, *ranks, *shape, **sizes, num_warps=8)
@@ -51,7 +55,7 @@ def sample_tokens(logits_RV: torch.Tensor, sampling: arguments.SamplingTensors) 
         logits_RV,
         likeliest_RM,
         *sampling[:-1],
-        *(best, token, speed, fastest, mass, rank, before),
+        *(best, token, spread, speed, fastest, mass, rank, before),
         tokens_R,
         *shape,
         likeliest_RM.stride(0),
@@ -105,10 +109,10 @@ def _time(draw, token_B):
 
 
 @triton.jit
-def _weights(logits, v_B, V, best, temperature):
-    """Return the logits of a block and their weights, that of the best 1."""
+def _weights(logits, v_B, V, best, reach, temperature):
+    """Return the logits of a block and their weights: that of the best 1, those beyond `reach` 0."""
     logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
-    return logit_B, tl.exp((logit_B - best) / temperature)
+    return logit_B, tl.where(best - logit_B <= reach, tl.exp((logit_B - best) / temperature), 0.0)
 
 
 @triton.jit
@@ -120,24 +124,57 @@ def _best_of_row(best_RI, token_RI, row, NUM: tl.constexpr, BLOCK_I: tl.constexp
 
 
 @triton.jit
-def _best_of_block(logits_RV, best_RI, token_RI, V, stride, NUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the block's largest logit, infinity if one is not a number, and its token."""
+def _reach_of_row(top_n_sigma_R, spread_3RI, row, R, NUM: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return how far below the row's best logit top-n-sigma keeps tokens: infinity without it."""
+    n = tl.load(top_n_sigma_R + row)
+    reach = tl.full((), float("inf"), tl.float32)
+    if n > 0.0:
+        i = tl.arange(0, BLOCK_I)
+        at_I = spread_3RI + row * NUM + i
+        num_I = tl.load(at_I, mask=i < NUM, other=0.0)
+        mean_I = tl.load(at_I + R * NUM, mask=i < NUM, other=0.0)
+        squares_I = tl.load(at_I + 2 * R * NUM, mask=i < NUM, other=0.0)
+        num = tl.sum(num_I, 0)
+        off_I = mean_I - tl.sum(num_I * mean_I, 0) / num
+        reach = n * tl.sqrt((tl.sum(squares_I, 0) + tl.sum(num_I * off_I * off_I, 0)) / num)
+    return reach
+
+
+@triton.jit
+def _best_of_block(
+    logits_RV, top_n_sigma_R, best_RI, token_RI, spread_3RI, V, stride, NUM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Find the block's largest logit, infinity if one is not a number, and its token.
+
+    For top-n-sigma also: how many logits are finite, their mean, and the sum of the squares of their distances to it.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v_B = block * BLOCK + tl.arange(0, BLOCK)
     logit_B = tl.load(logits_RV + row * stride + v_B, mask=v_B < V, other=float("-inf"))
     num_nan = tl.sum((logit_B != logit_B).to(tl.int32), 0)
     tl.store(best_RI + row * NUM + block, tl.where(num_nan > 0, float("inf"), tl.max(logit_B, 0)))
     tl.store(token_RI + row * NUM + block, block * BLOCK + tl.argmax(logit_B, 0))
+    if tl.load(top_n_sigma_R + row) > 0.0:
+        finite_B = tl.abs(logit_B) < float("inf")
+        num = tl.sum(finite_B.to(tl.float32), 0)
+        mean = tl.sum(tl.where(finite_B, logit_B, 0.0), 0) / tl.maximum(num, 1.0)
+        off_B = tl.where(finite_B, logit_B - mean, 0.0)
+        at, plane = spread_3RI + row * NUM + block, tl.num_programs(0).to(tl.int64) * NUM
+        tl.store(at, num)
+        tl.store(at + plane, mean)
+        tl.store(at + 2 * plane, tl.sum(off_B * off_B, 0))
 
 
 @triton.jit
 def _race_of_block(
     logits_RV,
+    top_n_sigma_R,
     temperature_R,
     min_p_R,
     draw_R,
     best_RI,
     token_RI,
+    spread_3RI,
     speed_RI,
     fastest_RI,
     mass_RI,
@@ -155,8 +192,9 @@ def _race_of_block(
     best, _ = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
     if (best == float("inf")) | (best == float("-inf")):  # the row has no token
         return
+    reach = _reach_of_row(top_n_sigma_R, spread_3RI, row, tl.num_programs(0), NUM, BLOCK_I)
     v_B = block * BLOCK + tl.arange(0, BLOCK)
-    _, weight_B = _weights(logits_RV + row * stride, v_B, V, best, tl.maximum(temperature, 1e-30))
+    _, weight_B = _weights(logits_RV + row * stride, v_B, V, best, reach, tl.maximum(temperature, 1e-30))
     runs_B = (weight_B >= tl.load(min_p_R + row)) & (v_B < V)
     speed_B = tl.where(runs_B, weight_B / _time(tl.load(draw_R + row), v_B), 0.0)
     tl.store(speed_RI + row * NUM + block, tl.max(speed_B, 0))
@@ -200,8 +238,9 @@ def _rank_of_block(
 
 @triton.jit
 def _before(logits, v_B, V, best, temperature, winner):
-    """Return how many tokens of a block rank before `winner`, and the sum of their weights."""
-    logit_B, weight_B = _weights(logits, v_B, V, best, temperature)
+    """Return how many tokens of a block rank before `winner`, and the sum of their weights. The winner is within reach,
+    so they are."""
+    logit_B, weight_B = _weights(logits, v_B, V, best, float("inf"), temperature)
     winning = tl.load(logits + winner)
     ahead_B = (logit_B > winning) | ((logit_B == winning) & (v_B < winner))
     return tl.sum(ahead_B.to(tl.int32), 0), tl.sum(tl.where(ahead_B, weight_B, 0.0), 0)
@@ -211,6 +250,7 @@ def _before(logits, v_B, V, best, temperature, winner):
 def _choose(
     logits_RV,
     likeliest_RM,
+    top_n_sigma_R,
     temperature_R,
     top_k_R,
     top_p_R,
@@ -218,6 +258,7 @@ def _choose(
     draw_R,
     best_RI,
     token_RI,
+    spread_3RI,
     speed_RI,
     fastest_RI,
     mass_RI,
@@ -251,6 +292,7 @@ def _choose(
     winner = tl.where(fastest > 0.0, winner, greedy)
     if (top_k < V) | (top_p < 1.0):
         i = tl.arange(0, BLOCK_I)
+        reach = _reach_of_row(top_n_sigma_R, spread_3RI, row, tl.num_programs(0), NUM, BLOCK_I)
         # Mass that top-p takes its share of: all, or that of the k likeliest.
         total = tl.sum(tl.load(mass_RI + row * NUM + i, mask=i < NUM, other=0.0), 0)
         if (top_p < 1.0) & (top_k < V):
@@ -260,7 +302,8 @@ def _choose(
                 inside_B = (m_B < max_top_k) & (m_B < top_k)
                 at_B = likeliest_RM + row * stride_likeliest + m_B
                 logit_B = tl.load(at_B, mask=inside_B, other=float("-inf"))
-                total += tl.sum(tl.exp((logit_B - best) / temperature), 0)
+                weight_B = tl.where(best - logit_B <= reach, tl.exp((logit_B - best) / temperature), 0.0)
+                total += tl.sum(weight_B, 0)
         rank = tl.sum(tl.load(rank_RI + row * NUM + i, mask=i < NUM, other=0), 0)
         before = tl.sum(tl.load(before_RI + row * NUM + i, mask=i < NUM, other=0.0), 0)
         min_p = tl.load(min_p_R + row)
@@ -274,7 +317,7 @@ def _choose(
             fastest = 0.0
             for begin in range(0, V, BLOCK):
                 v_B = begin + tl.arange(0, BLOCK)
-                logit_B, weight_B = _weights(logits, v_B, V, best, temperature)
+                logit_B, weight_B = _weights(logits, v_B, V, best, reach, temperature)
                 runs_B = (logit_B > pivot) | ((logit_B == pivot) & (v_B < pivot_token))
                 runs_B &= (weight_B >= min_p) & (v_B < V)
                 speed_B = tl.where(runs_B, weight_B / _time(draw, v_B), 0.0)

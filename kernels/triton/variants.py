@@ -14,11 +14,12 @@ from typing import Literal
 
 import torch
 
-from ..arguments import RecurrenceInputs, RopeAndStoreArgs, SamplingTensors
+from ..arguments import RecurrenceInputs, RopeAndStoreArgs
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
 from ..reference.quantise import INT4, QUANTISED_MAX, stored_size
+from ..reference.sampling import SAMPLING_DTYPES, SamplingTensors
 from . import experts, latent_attention, layers, logits, lora, recurrence, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
@@ -209,13 +210,12 @@ def _layers(shapes: KernelShapes) -> Iterator[None]:
 
 def _sampling(shapes: KernelShapes) -> Iterator[None]:
     V = shapes.vocab_size
-    logits_RV, ones_R = torch.empty(4, V), torch.ones(4)
+    logits_RV = torch.empty(4, V)
     logits.apply_token_bitmask(logits_RV, _ints(4, -(-V // 32)))
-    sampling.logprobs(logits_RV, ones_R.long())
+    sampling.logprobs(logits_RV, torch.ones(4).long())
+    columns = [torch.ones(4, dtype=getattr(torch, dtype.__name__)) for dtype in SAMPLING_DTYPES.values()]
     for max_top_k in (0, 50):
-        sampling.sample_tokens(
-            logits_RV, SamplingTensors(ones_R, ones_R.long(), ones_R.double(), ones_R, ones_R.long(), max_top_k)
-        )
+        sampling.sample_tokens(logits_RV, SamplingTensors(*columns, max_top_k=max_top_k))
     yield
 
 

@@ -15,7 +15,7 @@ from ..frontend.core.client import new_rid
 from ..frontend.http.bodies import json_text
 from ..protocol.core import Generate, ModelInfo, SoftPin, Tokens
 from ..protocol.errors import RequestError, context_exceeded
-from ..protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams, TokenLogprob
+from ..protocol.sampling import PARAMETERS, Constraint, ConstraintKind, LogprobParams, SamplingParams, TokenLogprob
 
 # Fields that would change the answer and are not supported. None, and these values, are neutral. Dynamo's adapter ends
 # a request at its first finished output, so there can be one.
@@ -35,7 +35,7 @@ _CONSTRAINTS: dict[str, ConstraintKind] = {
 # Drawn filters: a value that Dynamo's clients send for "off", beside None.
 _OFF: dict[str, tuple[float, ...]] = {"top_k": (0, -1)}
 _DRAW_FIELDS = (
-    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *(row.name for row in PARAMETERS.values() if row.stage == "draw"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
 _FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "cancelled"}

@@ -113,6 +113,16 @@ class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Parameters of the draw of a token from its logits. Temperature 0 is greedy."""
 
     temperature: Annotated[float, ParameterSpec("draw", "divides the logits; 0 is greedy", 0.0, 100.0)] = 1.0
+    top_n_sigma: Annotated[
+        float,
+        ParameterSpec(
+            "draw",
+            "only tokens with a logit at most this many standard deviations below the best; 0 or less: all",
+            -1.0,
+            1 << 31,
+            dialects=(),
+        ),
+    ] = 0.0
     top_k: Annotated[
         int | None,
         ParameterSpec("draw", "only the k likeliest tokens; -1: all", 1, 1 << 31, off=-1, dialects=_EXTENSION),

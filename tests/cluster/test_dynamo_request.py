@@ -36,6 +36,7 @@ def test_every_sampling_option_reaches_the_core() -> None:
         "top_p": 0.9,
         "top_k": 5,
         "min_p": 0.1,
+        "top_n_sigma": 1.5,
         "seed": 7,
         "n": 1,
         "best_of": 1,
@@ -54,13 +55,8 @@ def test_every_sampling_option_reaches_the_core() -> None:
     }
     message = generate_of(request(sampling_options=options, stop_conditions=stops, routing={"priority": 3}), INFO)
     sampling = message.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
-        0.5,
-        0.9,
-        5,
-        0.1,
-        7,
-    )
+    draw = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.top_n_sigma, sampling.seed)
+    assert draw == (0.5, 0.9, 5, 0.1, 1.5, 7)
     penalties = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty)
     assert (penalties, sampling.logit_bias) == ((0.1, 0.2, 1.1), {4: 2.0})
     assert (sampling.max_new_tokens, sampling.min_new_tokens, sampling.ignore_eos) == (9, 2, True)

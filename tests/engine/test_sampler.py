@@ -33,6 +33,7 @@ samples = st.builds(
     Sample,
     temperature=st.just(0.0) | st.floats(0.1, 3.0),
     top_k=st.none() | st.integers(1, 100),
+    top_n_sigma=st.sampled_from([0.0, -1.0]) | st.floats(0.05, 4.0),
     top_p=st.just(1.0) | st.floats(0.05, 0.99),
     min_p=st.just(0.0) | st.floats(0.0, 0.5),
     draw=st.integers(-(1 << 63), (1 << 63) - 1),
@@ -67,9 +68,14 @@ def naive_logits(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> np.
 
 def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
     z = naive_logits(logits, s, allowed)
-    order = sorted(range(VOCAB), key=lambda token: (-z[token], token))
+    order = sorted(range(len(z)), key=lambda token: (-z[token], token))
     if s.temperature == 0:
         return order[0]
+    if s.top_n_sigma > 0:
+        finite = z[np.isfinite(z)]
+        reach = s.top_n_sigma * math.sqrt(sum((finite - finite.mean()) ** 2) / len(finite))
+        assume((np.abs(z.max() - finite - reach) > 1e-4).all() or len(finite) == 1)
+        z = np.where(z.max() - z <= reach, z, -np.inf)
     weights = np.exp((z - z.max()) / s.temperature)
     kept = order if s.top_k is None else order[: s.top_k]
     mass, before, nucleus = sum(weights[kept]), 0.0, []

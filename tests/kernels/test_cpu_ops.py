@@ -101,6 +101,7 @@ def test_draws_are_those_of_the_reference() -> None:
         return torch.tensor(values)[torch.randint(len(values), (R,), generator=draw)]
 
     sampling = SamplingTensors(
+        top_n_sigma_R=choose(0.0, 0.0, -1.0, 0.7),
         temperature_R=choose(0.0, 0.3, 1.0, 2.5),
         top_k_R=choose(V, V, V, 5).long(),
         top_p_R=choose(1.0, 1.0, 0.7).double(),

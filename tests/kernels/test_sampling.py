@@ -10,15 +10,30 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramiform.kernels import NOT_FINITE, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
+from ramiform.kernels import (
+    NOT_FINITE,
+    SAMPLING_DTYPES,
+    SamplingTensors,
+    draw_tokens,
+    sampling_weights,
+    token_logprobs,
+)
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
 from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
 
 
-def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """Probabilities of one row after temperature, top-k, top-p and min-p, each on the renormalised rest."""
-    z = logits.astype(np.float64) / temperature
+def naive_weights(
+    logits: np.ndarray, top_n_sigma: float, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
+    """Probabilities of one row after top-n-sigma, temperature, top-k, top-p and min-p, in this order."""
+    logits = logits.astype(np.float64)
+    if top_n_sigma > 0:
+        finite = logits[np.isfinite(logits)]
+        least = finite.max() - top_n_sigma * finite.std()
+        assume((np.abs(finite - least) > 1e-5).all() or finite.std() == 0)
+        logits = np.where(logits >= least - 1e-9, logits, -np.inf)
+    z = logits / temperature
     p = np.exp(z - z.max())
     p /= p.sum()
     order = np.argsort(-logits, kind="stable")
@@ -37,9 +52,10 @@ def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: flo
 
 
 def filters(top_k: list[int], top_p: list[float], temperature: float = 1.0) -> SamplingTensors:
-    """Parameters of rows without min-p."""
+    """Parameters of rows without top-n-sigma and min-p."""
     num = len(top_k)
     return SamplingTensors(
+        top_n_sigma_R=torch.zeros(num),
         temperature_R=torch.full((num,), temperature),
         top_k_R=torch.tensor(top_k),
         top_p_R=torch.tensor(top_p, dtype=torch.float64),
@@ -60,6 +76,7 @@ def not_finite_rows(vocab_size: int = 300) -> torch.Tensor:
 
 
 rows = st.tuples(
+    st.sampled_from([-1.0, 0.0]) | st.floats(0.01, 4.0),
     st.floats(0.05, 5.0),
     st.integers(1, 60),
     st.floats(0.01, 1.0),
@@ -77,14 +94,16 @@ rows = st.tuples(
 )
 @settings(max_examples=150, deadline=None)
 def test_filters_equal_the_naive_ones_for_any_number_of_candidates(
-    parameters: list[tuple[float, int, float, float]], vocab: int, candidates: int, coarse: bool, seed: int
+    parameters: list[tuple[float, float, int, float, float]], vocab: int, candidates: int, coarse: bool, seed: int
 ) -> None:
     logits_RV = 3 * np.random.default_rng(seed).standard_normal((len(parameters), vocab)).astype(np.float32)
     if coarse:  # many equal logits, some tokens not allowed
         logits_RV = logits_RV.round()
         logits_RV[:, 1::3] = -np.inf
-    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*parameters, strict=True))
-    sampling = SamplingTensors(temperature.float(), top_k, top_p.double(), min_p.float(), torch.zeros_like(top_k))
+    columns = [torch.tensor(column) for column in zip(*parameters, strict=True)]
+    columns.append(torch.zeros(len(parameters)))  # draws
+    dtypes = (getattr(torch, dtype.__name__) for dtype in SAMPLING_DTYPES.values())
+    sampling = SamplingTensors(*(column.to(dtype) for column, dtype in zip(columns, dtypes, strict=True)))
     candidates = min(candidates, vocab)
     weights_RV = sampling_weights(torch.from_numpy(logits_RV), sampling, num_candidates=candidates).numpy()
     for logits, weights, row in zip(logits_RV, weights_RV, parameters, strict=True):

@@ -110,6 +110,7 @@ def test_gen_int_and_gen_string_are_typed_gens() -> None:
         {"top_p": 0.5},
         {"top_k": 3},
         {"min_p": 0.1},
+        {"top_n_sigma": 1.5},
         {"frequency_penalty": 0.1},
         {"logit_bias": {1: 1.0}},
         {"ignore_eos": True},

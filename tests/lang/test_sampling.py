@@ -25,6 +25,7 @@ ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
     "temperature": [(0, "temperature", 0.0), (0.5, "temperature", 0.5)],
     "top_p": [(0.1, "top_p", 0.1), (0.9, "top_p", 0.9)],
     "top_k": [(5, "top_k", 5), (-1, "top_k", None)],
+    "top_n_sigma": [(1, "top_n_sigma", 1.0), (-1, "top_n_sigma", -1.0)],
     "min_p": [(0.1, "min_p", 0.1), (0.2, "min_p", 0.2)],
     "frequency_penalty": [(0.1, "frequency_penalty", 0.1), (0.2, "frequency_penalty", 0.2)],
     "presence_penalty": [(0.1, "presence_penalty", 0.1), (0.2, "presence_penalty", 0.2)],

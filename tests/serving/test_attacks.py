@@ -52,7 +52,18 @@ UNREADABLE: dict[str, bytes] = {
 }
 # Numbers as JSON writes them, and as only Python's reader knows them.
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 4000]
-NUMERIC = ["temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "priority", "frequency_penalty"]
+NUMERIC = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "top_n_sigma",
+    "seed",
+    "n",
+    "max_tokens",
+    "priority",
+    "frequency_penalty",
+]
 
 USER = {"role": "user", "content": "hi"}
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}

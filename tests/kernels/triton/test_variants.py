@@ -12,7 +12,7 @@ SCRIPT = """
 import random, sys
 import numpy as np
 import torch
-from ramiform.kernels import AttentionArgs, DecodeAttentionArgs, KvCache, RowSpan, SamplingTensors
+from ramiform.kernels import SAMPLING_DTYPES, AttentionArgs, DecodeAttentionArgs, KvCache, RowSpan, SamplingTensors
 from ramiform.kernels.triton import launching
 from ramiform.kernels.triton.ops import TritonOps
 from ramiform.kernels.triton.variants import KernelShapes, variants
@@ -41,10 +41,8 @@ for window in (None, 100):
             args = DecodeAttentionArgs(table, table[:, 0].contiguous(), kv, 16, window)
             ops.decode_attention(args).attend(q, kv, 0.1)
             top_k = draw.choice([0, 1, 50, 64])
-            ones = torch.ones(R)
-            ops.sample_tokens(
-                torch.empty(R, V), SamplingTensors(ones, ones.long(), ones.double(), ones, ones.long(), top_k)
-            )
+            columns = [torch.ones(R, dtype=getattr(torch, dtype.__name__)) for dtype in SAMPLING_DTYPES.values()]
+            ops.sample_tokens(torch.empty(R, V), SamplingTensors(*columns, max_top_k=top_k))
             T = draw.randrange(1, 300)
             routing = ops.route(torch.empty(T, 8, dtype=torch.bfloat16), 2, True)
             x = torch.empty(T, 512, dtype=torch.bfloat16)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from ....protocol.errors import RequestError
-from ....protocol.sampling import MAX_STOPS
-from ..bodies import Body, Many, Text, TokenIds, described, example
+from ....protocol.sampling import MAX_STOPS, PARAMETERS
+from ..bodies import Body, Many, Text, TokenIds, described, example, sampling_fields
 from ..errors import validated
 from ..openai.chat_body import ChatBody
 from ..openai.chat_messages import MAX_MESSAGES
@@ -26,14 +26,18 @@ LoadOption = bool | int | None
 Images = Annotated[list[Any], described(maxItems=0)]
 
 
-class OllamaOptions(Body):
+_DRAW = [row.name for row in PARAMETERS.values() if row.stage == "draw"]
+_FIELDS = sampling_fields("openai")
+DrawOptions = create_model("DrawOptions", __base__=Body, **{name: _FIELDS[name] for name in _DRAW})
+
+
+class OllamaOptions(DrawOptions):
     """Sampling options, with Ollama's defaults except `repeat_penalty`, which is off."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] = -1  # below 1: as many tokens as fit
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 40  # below 1: all
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     typical_p: Off | None = None
     tfs_z: Off | None = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 62)] = -1  # -1: drawn
@@ -67,10 +71,8 @@ class OllamaOptions(Body):
     def fields(self) -> dict[str, Any]:
         """Return the fields of a chat body that say the same."""
         return {
-            "temperature": self.temperature,
+            **{name: getattr(self, name) for name in _DRAW},
             "top_k": self.top_k if self.top_k > 0 else -1,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
             "seed": None if self.seed < 0 else self.seed,
             "stop": self.stop,
             "repetition_penalty": self.repeat_penalty if self.repeat_last_n else 1.0,
