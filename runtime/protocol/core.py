@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -122,37 +122,70 @@ class ProgramProgress(msgspec.Struct, frozen=True):
 Pooling = Literal["last", "mean"]
 
 
-class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Continue `tokens`.
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """State what a request asks of the core besides tokens and sampling.
 
-    `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
-    the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens may come
-    many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
-    that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
-    Requests of clients may have a `session` instead, and ask to `retain` prefixes of the prompt.
-    `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
-    output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
-    those that the whole output would have. The numbers of new tokens count what comes after them.
-    `adapter` is the name of a LoRA adapter; the core replaces it by its number, and adds it to the namespace.
+    A body or a program makes this value, and it travels whole: a field declared here reaches the core by itself.
+    `namespace` separates caches: nothing is shared across namespaces. `program` is the program that the request belongs
+    to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress. Requests of clients may ask
+    to `retain` prefixes of the prompt. The last `continued` tokens are output of an earlier request with the same
+    sampling, which goes on: its grammar, stop rules, penalties and draws are those that the whole output would have.
+    The numbers of new tokens count what comes after them. `adapter` is the name of a LoRA adapter.
     """
 
-    rid: str
-    tokens: list[int]
-    sampling: SamplingParams  # seed is set
     logprobs: LogprobParams | None = None
-    pooling: Pooling | None = None  # an embedding is requested
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
     claims: list[SoftPin] = []
     outlook: ProgramProgress | None = None
-    session: ClientSession | None = None
     retain: list[Retention] = []
-    in_bulk: bool = False
-    banned: list[list[int]] = []
+    in_bulk: bool = False  # nobody reads the stream: tokens may come many at a time
     continued: int = 0
     adapter: str | None = None  # None: the base alone
+
+    def in_small_pieces(self) -> Self:
+        """Return the options of an answer whose tokens are wanted as they come."""
+        return msgspec.structs.replace(self, in_bulk=False)
+
+
+class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
+    """Continue `tokens`.
+
+    `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
+    the final hidden state of its last token or the mean over all tokens. Requests of clients may have a `session` in
+    place of a program. `banned` are the token sequences of `sampling.bad_words`: no output completes one. The core
+    replaces `adapter` by its number, and adds it to the namespace.
+    """
+
+    rid: str
+    tokens: list[int]
+    sampling: SamplingParams  # seed is set
+    pooling: Pooling | None = None  # an embedding is requested
+    session: ClientSession | None = None
+    banned: list[list[int]] = []
     adapter_number: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        options: RequestOptions,
+        *,
+        rid: str,
+        tokens: list[int],
+        sampling: SamplingParams,
+        session: ClientSession | None = None,
+        banned: list[list[int]] | None = None,
+    ) -> Self:
+        """Build a request with all of `options`."""
+        return cls(
+            rid=rid,
+            tokens=tokens,
+            sampling=sampling,
+            session=session,
+            banned=banned or [],
+            **msgspec.structs.asdict(options),
+        )
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):

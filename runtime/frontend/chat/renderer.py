@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,16 @@ CONTENT_MARKS = (SPLIT, _END)  # removed from what clients send
 _RENDERED_ROLES = frozenset({"system", "user"})  # every template renders their content whole, except outer blanks
 
 
+@dataclass(frozen=True, kw_only=True)
+class RenderOptions:
+    """How messages become a prompt. `template` is the request's own, in place of the model's."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # end with the last message's content
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
+    template: str | None = None
+
+
 class MessageRenderer:
     """Renders messages for one tokenizer."""
 
@@ -34,15 +45,12 @@ class MessageRenderer:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        options: RenderOptions = RenderOptions(),
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        options: Mapping[str, Any] | None = None,
     ) -> list[PromptSegment]:
-        """Render the conversation. Only special tokens that the template wrote are trusted.
+        """Render the conversation with the model's template. Only special tokens that the template wrote are trusted.
 
-        `continue_final_message`: end with the last message's content. `options` are further variables of the template.
         Raises RequestError when there is no template or it rejects the messages.
         """
         chat = self._tokenizer.chat
@@ -50,31 +58,28 @@ class MessageRenderer:
             raise RequestError(
                 "this model has no chat template; use completions", param="messages", code="no_chat_template"
             )
-        arguments = self._arguments(messages, tools, add_generation_prompt, continue_final_message, options)
-        return self._cut(chat.render(**arguments), continue_final_message)
+        return self._cut(chat.render(**self._arguments(messages, options, tools)), options)
 
     def _arguments(
         self,
         messages: Sequence[Mapping[str, Any]],
+        options: RenderOptions,
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        options: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the arguments of `ChatTemplate.render`, in which names of special tokens are split."""
         given = [self._split_names(dict(message)) for message in messages]
-        if continue_final_message:
+        if options.continue_final_message:
             given[-1] = {**given[-1], "content": f"{given[-1].get('content') or ''}{_END}"}
         return {
             "messages": given,
             "tools": None if not tools else self._split_names(list(tools)),
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            **_safe_options(options or {}),
+            "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
+            **_safe_variables(options.variables),
         }
 
-    def _cut(self, text: str, continue_final_message: bool) -> list[PromptSegment]:
+    def _cut(self, text: str, options: RenderOptions) -> list[PromptSegment]:
         """Cut a rendered text into segments."""
-        if continue_final_message:
+        if options.continue_final_message:
             text, mark, _ = text.rpartition(_END)
             if not mark:
                 raise RequestError("the chat template leaves the last message out", param="messages")
@@ -84,14 +89,12 @@ class MessageRenderer:
         self,
         encoder: Encoder,
         messages: Sequence[Mapping[str, Any]],
+        options: RenderOptions,
         *,
         bound: TokenLimit | None,
-        template: str | None = None,
-        **options: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[PromptSegment]:
-        """Render in a thread if the messages are large; `options` are the keywords of `render`.
-
-        `template` is the request's own, which renders in a process of its own.
+        """Render in a thread if the messages are large. A request's own template renders in a process of its own.
 
         Raises RequestError as `render` does, and when the messages alone exceed `bound`.
         """
@@ -100,24 +103,14 @@ class MessageRenderer:
             texts = [text for text in contents if isinstance(text, str)]
             if sum(map(len, texts)) > bound.most:
                 encoder.check_length([_without_marks(text).strip() for text in texts], bound)
-        if template is None:
-            return await offload_if_large(lambda _: self.render(messages, **options), messages, options)
+        large = messages, tools, options.variables
+        if options.template is None:
+            return await offload_if_large(lambda _: self.render(messages, options, tools=tools), *large)
         if self._request_templates is None:
             raise RequestError("chat_template needs a server with --trust-request-chat-template", param="chat_template")
-        continues = options.get("continue_final_message", False)
-        arguments = await offload_if_large(
-            lambda _: self._arguments(
-                messages,
-                options.get("tools"),
-                options.get("add_generation_prompt", True),
-                continues,
-                options.get("options"),
-            ),
-            messages,
-            options,
-        )
-        text = await self._request_templates.render(template, self._names(), arguments)
-        return await offload_if_large(lambda _: self._cut(text, continues), text)
+        arguments = await offload_if_large(lambda _: self._arguments(messages, options, tools), *large)
+        text = await self._request_templates.render(options.template, self._names(), arguments)
+        return await offload_if_large(lambda _: self._cut(text, options), text)
 
     def _names(self) -> dict[str, str]:
         """Return the variables of templates that name special tokens."""
@@ -172,8 +165,8 @@ def _split_name(match: re.Match[str]) -> str:
     return f"{name[0]}{SPLIT}{name[1:]}"
 
 
-def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _safe_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("messages", "tools", "add_generation_prompt"):
-        if name in options:
+        if name in variables:
             raise RequestError(f"chat_template_kwargs may not set {name}", param="chat_template_kwargs")
-    return dict(options)
+    return dict(variables)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...protocol.sampling import Constraint, TokenLogprob
+from ...protocol.sampling import TokenLogprob
 from ..text.generation import Prompt
 from .exact_history import EncodedPrompt
 from .harmony import Place
+from .input import CallableTools
 from .reasoning import ReasoningMarkers
 from .tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolCallOptions:
-    """Tools that the model may call. `schemas` maps a tool's name to its arguments' constraint."""
+class ToolCallOptions(CallableTools):
+    """The offered tools, in the format in which the model calls them."""
 
     format: ToolFormat
-    schemas: Mapping[str, Constraint]
-    forced: bool = False  # the answer must be a call
-    strict: bool = False  # an unforced call must be constrained by its schema
     constrained: bool = False  # an unforced call is constrained: its schemas compile and its format has a marker
-    parallel: bool = True  # the answer may have several calls
 
 
 @dataclass(frozen=True, kw_only=True)

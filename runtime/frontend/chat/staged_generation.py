@@ -25,8 +25,9 @@ class StagedGeneration:
 
     def __init__(self, generator: Generator, request: ChatRequest, seed: int, *, skip_special_tokens: bool) -> None:
         self._generator = generator
-        # Counting the tokens of parts needs small pieces.
-        self._prompt = replace(request.prompt, in_bulk=request.prompt.in_bulk and not request.has_parts)
+        self._prompt = request.prompt
+        if request.has_parts:  # to count their tokens
+            self._prompt = replace(self._prompt, options=self._prompt.options.in_small_pieces())
         self._sampling = request.prompt.sampling
         self._seed = seed
         self._skip_special_tokens = skip_special_tokens
@@ -122,9 +123,10 @@ class StagedGeneration:
         self.sample = self._generator.start(replace(self._prompt, tokens=self._tokens, sampling=sampling))[0]
         if self._first_sample is None:
             self._first_sample = self.sample
-            if self._prompt.logprobs is not None:  # the prompt's are known now
-                logprobs = msgspec.structs.replace(self._prompt.logprobs, prompt_from=None)
-                self._prompt = replace(self._prompt, logprobs=logprobs)
+            options = self._prompt.options
+            if options.logprobs is not None:  # the prompt's are known now
+                logprobs = msgspec.structs.replace(options.logprobs, prompt_from=None)
+                self._prompt = replace(self._prompt, options=msgspec.structs.replace(options, logprobs=logprobs))
 
     def append(self, text: str, *, trusted: bool = True) -> None:
         """Append text to the prompt; only trusted text may contain special tokens."""

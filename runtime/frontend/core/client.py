@@ -72,6 +72,11 @@ class TokenStream:
         self._item_added: asyncio.Future[None] | None = None  # the reader waits for it
         self._finished = False
 
+    @property
+    def first_seen(self) -> float | None:
+        """When the first tokens came, a time of `time.monotonic`; None for tokens that come in bulk."""
+        return self._metrics.first_seen
+
     def put(self, item: Tokens | ErrorInfo) -> None:
         self._metrics.take(item)
         self._items.append(item)

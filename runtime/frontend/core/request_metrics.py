@@ -27,10 +27,21 @@ class RequestObserver:
 class RequestMetrics:
     """Measures one request. Tokens that come after its end do not count.
 
-    With `in_bulk` the core's times, which come with the finish, tell when tokens were there.
+    With `in_bulk` the core's times, which come with the finish, tell when tokens were there. Otherwise `first_seen` is
+    when the first ones came.
     """
 
-    __slots__ = ("_began", "_in_bulk", "_last", "_measures", "_num_output", "_num_passes", "_over", "_span")
+    __slots__ = (
+        "_began",
+        "_in_bulk",
+        "_last",
+        "_measures",
+        "_num_output",
+        "_num_passes",
+        "_over",
+        "_span",
+        "first_seen",
+    )
 
     def __init__(self, measures: FrontendMetrics, span: RequestSpan | None, *, in_bulk: bool) -> None:
         self._measures = measures
@@ -38,6 +49,7 @@ class RequestMetrics:
         self._in_bulk = in_bulk
         self._began = time.monotonic()
         self._last: float | None = None
+        self.first_seen: float | None = None
         self._num_output = 0
         self._num_passes = 0
         self._over = False
@@ -70,6 +82,7 @@ class RequestMetrics:
     def _take_streamed(self, item: Tokens) -> None:
         now = time.monotonic()
         if self._last is None:
+            self.first_seen = now
             self._note_first(now - self._began)
         else:
             num_steps = max(1, item.num_passes - self._num_passes)  # several with speculation

@@ -7,13 +7,14 @@ API's -1 for "none" is converted here.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from ...protocol.core import ModelInfo
+from ...protocol.core import ModelInfo, RequestOptions
 from ...protocol.errors import RequestError
 from ...protocol.sampling import (
     MAX_BAD_WORD,
@@ -29,6 +30,7 @@ from ...protocol.sampling import (
     Parameter,
     SamplingParams,
 )
+from ..chat.input import ChatOptions
 from ..text.generation import MAX_SAMPLES
 from .peer_fields import PEER_FIELDS
 
@@ -176,6 +178,30 @@ class RequestBody(Body):
         return described
 
 
+class StreamedBody(RequestBody):
+    """Body of a request whose answer may be read as a stream."""
+
+    stream: bool = False
+
+    def delivery(self) -> RequestOptions:
+        """Return how tokens come: as they are made if the answer is a stream, else in bulk."""
+        return RequestOptions(in_bulk=not self.stream)
+
+
+ChatOptionFields = create_model(
+    "ChatOptionFields",
+    __base__=Body,
+    **{each.name: (get_type_hints(ChatOptions)[each.name], each.default) for each in fields(ChatOptions)},  # type: ignore[call-overload]
+)
+
+
+class ChatOptionsBody(ChatOptionFields):
+    """Body with the fields that `ChatOptions` declares."""
+
+    def chat_options(self) -> ChatOptions:
+        return ChatOptions(**self.model_dump(include=set(ChatOptionFields.model_fields)))
+
+
 BadWord = Annotated[Text, described(minLength=1, maxLength=MAX_BAD_WORD)]
 _STRUCTURED = {
     "logit_bias": LogitBias,
@@ -284,7 +310,7 @@ class SessionParams(Body):
     drop_previous_output: bool = False
 
 
-class GenerateBody(RequestBody):
+class GenerateBody(StreamedBody):
     """One prompt or a batch. A per-prompt field has one value for all prompts, or a list of the batch's length."""
 
     absent = (None, False)  # clients send unused switches as false, e.g. `return_hidden_states`
@@ -301,7 +327,6 @@ class GenerateBody(RequestBody):
     token_ids_logprob: TokenIds | Many[TokenIds] | None = None
     return_text_in_logprobs: bool = False
     token_details: bool = False
-    stream: bool = False
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+import msgspec
+
 from ...programs.common_prefix import common_prefix_length
 from ...protocol import decisions as protocol
+from ...protocol.core import RequestOptions
 from ...protocol.decisions import DecisionAnswer, Question
 from ..text.generation import Generator
-from ..text.scoring import Continuation, RequestContext, Scored, score, unify_shared_prefixes
+from ..text.scoring import Continuation, Scored, score, unify_shared_prefixes
 from .content import TokenContent
 
 _End = Literal["turn", "line", "token"]  # how an answer ends: with the assistant's message, the line, or an end token
@@ -33,14 +36,14 @@ async def decide(
     content: TokenContent,
     questions: Sequence[Question],
     *,
-    context_for: Callable[[list[int], int], RequestContext] = lambda tokens, num_kept: RequestContext(),
+    options_for: Callable[[list[int], int], RequestOptions] = lambda tokens, num_kept: RequestOptions(),
 ) -> Decided:
     """Answer every question about `content`, which is not changed, independently of the other questions.
 
     With chat messages in the content a question is put in a user's message, the open one or a new one, and answered
     in the assistant's; otherwise it follows the text. An answer's mass is the probability of its label's tokens and of
     the token that ends the answer, so labels may have any length and be prefixes of each other.
-    `context_for(tokens, num_kept)` gives the context of the requests; the content begins with the first `num_kept`
+    `options_for(tokens, num_kept)` gives the options of the requests; the content begins with the first `num_kept`
     tokens. Raises RequestError naming the question that is invalid.
     """
     protocol.check(questions)
@@ -48,8 +51,8 @@ async def decide(
     batch: list[Continuation] = []
     for question in questions:
         batch += await _continuations(generator, content, question)
-    first = context_for(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
-    others = replace(first, claims=[])
+    first = options_for(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
+    others = msgspec.structs.replace(first, claims=[])
     parts = iter(batch)
     scored: list[Scored] = []
     while chunk := list(islice(parts, BATCH_LABELS)):

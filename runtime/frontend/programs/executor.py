@@ -13,10 +13,9 @@ import msgspec
 from ...programs.executor import OnDelta, OperationResult, PendingResult
 from ...programs.running_program import StateProgress
 from ...protocol import session
-from ...protocol.core import Finish, ProgramProgress, SoftPin
+from ...protocol.core import Finish, ProgramProgress, RequestOptions, SoftPin
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
-from ..text.scoring import RequestContext
 from .content import AppendedContent, ContentSnapshot, TokenContent
 from .decisions import decide
 from .select import select
@@ -138,19 +137,14 @@ class TokenExecutor:
     async def _generate(self, gen: session.Gen, on_delta: OnDelta) -> OperationResult:
         self._content.drop_lead()
         tokens = await self._content.flush()
-        context = self._request_context(tokens, None, gen.lora)
+        is_streamed = gen.stream or self._state.program.has_token_budget  # which is spent token by token
+        options = self._request_options(tokens, None, gen.lora)
         # No token is asked for, but log-probabilities: of the tokens that could come next, so one is drawn and dropped.
         only_scores = gen.logprobs is not None and gen.sampling.max_new_tokens == 0
         prompt = Prompt(
             tokens=tokens,
             sampling=msgspec.structs.replace(gen.sampling, max_new_tokens=1) if only_scores else gen.sampling,
-            logprobs=gen.logprobs,
-            namespace=context.namespace,
-            program=context.program,
-            claims=context.claims,
-            outlook=context.outlook,
-            adapter=context.adapter,
-            in_bulk=not gen.stream and not self._state.program.has_token_budget,  # which is spent token by token
+            options=msgspec.structs.replace(options, logprobs=gen.logprobs, in_bulk=not is_streamed),
         )
         with self._generator.start(prompt, gen.n) as samples:
             if only_scores:
@@ -201,7 +195,7 @@ class TokenExecutor:
     async def _select(self, op: session.Select) -> OperationResult:
         lead = self._content.take_lead()
         choice = await select(
-            self._generator, self._content, op, context_for=partial(self._request_context, lora=op.lora)
+            self._generator, self._content, op, options_for=partial(self._request_options, lora=op.lora)
         )
         if not op.append:
             return OperationResult(lead, choice=choice)
@@ -209,20 +203,20 @@ class TokenExecutor:
         return OperationResult(lead + choice.text, choice=choice)
 
     async def _decide(self, op: session.Decide) -> OperationResult:
-        context_for = partial(self._request_context, lora=op.lora)
-        decided = await decide(self._generator, self._content, op.questions, context_for=context_for)
+        options_for = partial(self._request_options, lora=op.lora)
+        decided = await decide(self._generator, self._content, op.questions, options_for=options_for)
         return OperationResult("", answers=decided.answers)
 
     async def _join(self, appended: Sequence[AppendedContent]) -> OperationResult:
         return OperationResult("".join([await self._content.join(each) for each in appended]))
 
-    def _request_context(self, tokens: list[int], num_kept: int | None, lora: str | None) -> RequestContext:
-        """Return the context of a request for `tokens` with the adapter `lora`; the state keeps the first `num_kept`.
+    def _request_options(self, tokens: list[int], num_kept: int | None, lora: str | None) -> RequestOptions:
+        """Return the options of a request for `tokens` with the adapter `lora`; the state keeps the first `num_kept`.
 
         None: it keeps all tokens and the output.
         """
         program = self._state.program
-        return RequestContext(
+        return RequestOptions(
             program=self._program,
             namespace=self._namespace,
             claims=self._soft_pins(tokens, num_kept),

@@ -8,10 +8,11 @@ import msgspec
 
 from ...programs.common_prefix import common_prefix_length
 from ...protocol import choices
+from ...protocol.core import RequestOptions
 from ...protocol.errors import RequestError
 from ...protocol.session import Choice, Select
 from ..text.generation import Generator
-from ..text.scoring import Continuation, RequestContext, score, slowest, unify_shared_prefixes
+from ..text.scoring import Continuation, score, slowest, unify_shared_prefixes
 from .content import TokenContent
 
 MAX_CHOICES = 1024
@@ -22,11 +23,11 @@ async def select(
     content: TokenContent,
     op: Select,
     *,
-    context_for: Callable[[list[int], int], RequestContext],
+    options_for: Callable[[list[int], int], RequestOptions],
 ) -> Choice:
     """Score the choices of `op` as continuations of `content`, which is not changed, and decide.
 
-    `context_for(tokens, num_kept)` gives the context of the requests; the state keeps the first `num_kept` tokens.
+    `options_for(tokens, num_kept)` gives the options of the requests; the state keeps the first `num_kept` tokens.
     A choice's tokens are those after the longest common prefix of the text alone and the text with each choice, so a
     token that spans the boundary counts in full. Raises RequestError for invalid choices or temperature.
     """
@@ -48,7 +49,7 @@ async def select(
     if by_context:
         prefix = [] if bos_id is None else [bos_id]
         batch += [Continuation(prefix + ids[start:], len(prefix)) for ids in prompts]
-    scored = await score(generator.core, batch, context_for(prompts[0], start))
+    scored = await score(generator.core, batch, options_for(prompts[0], start))
     logprobs = unify_shared_prefixes([part.logprobs for part in scored[: len(prompts)]])
     unconditional = unify_shared_prefixes([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
     choice = choices.choose(

@@ -88,11 +88,6 @@ class SampleRecord:
         found = None if self.sequence is None else self.sequence.get("tokens")
         return found if isinstance(found, TokenCounts) else TokenCounts(0, 0, 0)
 
-    def note_text(self) -> None:
-        """Note that text has come."""
-        if self.first_text is None:
-            self.first_text = time.monotonic()
-
     def finish(self, sequence: Sequence) -> None:
         """Note the generated sequence."""
         if self.ended is None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError, context_exceeded
 from ...tokenizer.interface import Tokenizer
 from .offload import CancellationToken, offload
 
 LONG_TEXT = 1 << 16  # characters, or tokens; work on more of them would block the event loop for too long
 USUAL_BYTES_PER_TOKEN = 8  # a text with more bytes than this for each token that fits is counted before it is encoded
+MAX_TRUNCATED = 1 << 20  # tokens of a prompt that is to be truncated
 T = TypeVar("T")
+
+Side = Literal["left", "right"]
 
 
 class TokenLimit(NamedTuple):
@@ -34,6 +38,21 @@ class TokenLimit(NamedTuple):
         number = f"at least {num_tokens}" if at_least else str(num_tokens)
         message = f"the text has {number} tokens, the most that {self.route} takes is {self.most}"
         return RequestError(message, param=self.param, code="text_too_long")
+
+
+class Truncation(NamedTuple):
+    """Shortens a prompt to `num_tokens`: side "left" drops its first tokens, "right" its last."""
+
+    num_tokens: int
+    side: Side
+
+    def cut(self, ids: list[int]) -> list[int]:
+        return ids[-self.num_tokens :] if self.side == "left" else ids[: self.num_tokens]
+
+    @property
+    def bound(self) -> TokenLimit:
+        """The limit of a text before it is truncated."""
+        return TokenLimit(MAX_TRUNCATED, "truncate_prompt_tokens", route="truncate_prompt_tokens")
 
 
 class PromptSegment(NamedTuple):
@@ -188,3 +207,19 @@ def merge_segments(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
         else:
             runs.append(([text], trusted))
     return [PromptSegment("".join(texts), trusted) for texts, trusted in runs]
+
+
+def completion_token_limit(
+    info: ModelInfo, num_prompt: int, asked: int | None, *, prompt: str, limit: str, default: int | None = None
+) -> int:
+    """Return the maximum number of tokens of an answer: `asked`, else `default`, else what fits.
+
+    Raises RequestError when prompt and answer exceed the context. `prompt` and `limit` are the names of their fields.
+    """
+    most = info.max_request_tokens
+    if num_prompt + (1 if asked is None else asked) > most:
+        num_completion = asked or (1 if num_prompt == most else 0)
+        raise context_exceeded(most, num_prompt, num_completion, prompt=prompt, limit=limit)
+    if asked is not None:
+        return asked
+    return most - num_prompt if default is None else min(default, most - num_prompt)

@@ -15,9 +15,9 @@ import msgspec
 
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
-from ...protocol.core import ClientSession, Finish, Generate, ProgramProgress, Retention, SoftPin, Tokens
+from ...protocol.core import ClientSession, Finish, Generate, RequestOptions, Tokens
 from ...protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError
-from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from ...protocol.sampling import SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
 from ...tokenizer.detokenize import Detokenizer, cut
 from ...tokenizer.interface import Tokenizer
@@ -35,24 +35,14 @@ MAX_SAMPLES = 256
 class Prompt:
     """Token ids to continue, and how. A missing seed is drawn. The first of several samples carries the soft pins.
 
-    `name` is the client's id of the request, by which `Generator.abort` ends it. The last `continued` tokens are output
-    that goes on, as in `Generate`.
+    `options` go to the core as they are. `name` is the client's id of the request, by which `Generator.abort` ends it.
     """
 
     tokens: list[int]
     sampling: SamplingParams
-    logprobs: LogprobParams | None = None
-    priority: int = 0
-    namespace: str = ""
-    program: str | None = None
-    claims: list[SoftPin] = field(default_factory=list)
-    outlook: ProgramProgress | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
     session: SessionId | None = None  # as the client names it
-    retain: list[Retention] = field(default_factory=list)
     name: str | None = None
-    in_bulk: bool = False  # nobody reads the stream: pieces may be long
-    continued: int = 0
-    adapter: str | None = None  # LoRA adapter; None: the base alone
 
 
 class Piece(NamedTuple):
@@ -88,7 +78,7 @@ class SampleStream:
     ) -> None:
         self.output_ids: list[int] = []  # so far, including the stop token
         self.num_cached = 0
-        self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
+        self.logprobs: list[TokenLogprob] | None = None if prompt.options.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.generated: FinishedSample | None = None  # None until the last piece
         self._num_prompt = len(prompt.tokens)
@@ -100,7 +90,7 @@ class SampleStream:
             None if sampling.no_stop_trim or not sampling.stop_regex else patterns.scan(),
             skip_special_tokens=sampling.skip_special_tokens,
         )
-        self._continued = prompt.tokens[len(prompt.tokens) - prompt.continued :]
+        self._continued = prompt.tokens[len(prompt.tokens) - prompt.options.continued :]
         self._detokenizer.skip(self._continued)
         self._texts: list[str] = []
         self._num_ids_given = 0
@@ -110,29 +100,19 @@ class SampleStream:
         self._name = None if prompt.name is None else (current_tenant.get().key, prompt.name)
         self._named = generator.named
         self._answer = self._core.submit(
-            Generate(
+            Generate.of(
+                prompt.options,
                 rid=self._rid,
                 tokens=prompt.tokens,
                 sampling=sampling,
-                logprobs=prompt.logprobs,
-                priority=prompt.priority,
-                namespace=prompt.namespace,
-                program=prompt.program,
-                claims=prompt.claims,
-                outlook=prompt.outlook,
-                retain=prompt.retain,
                 session=None if prompt.session is None else generator.core_session(prompt.session),
-                in_bulk=prompt.in_bulk,
                 banned=banned,
-                continued=prompt.continued,
-                adapter=prompt.adapter,
             )
         )
         if self._name is not None:
             self._named[self._name].add(self)
-        is_recorded = generator.log is not None and prompt.program is None  # programs have records of their own
+        is_recorded = generator.log is not None and prompt.options.program is None  # programs have records of their own
         self._record = None
-        self._in_bulk = prompt.in_bulk
         if is_recorded:
             self._record = begin_sample(generator.log, prompt.tokens, sampling, self._began)
 
@@ -154,8 +134,7 @@ class SampleStream:
         except RamiformError as error:
             self._record.fail(ErrorInfo.of(error))
             raise
-        if not self._in_bulk:
-            self._record.note_text()
+        self._record.first_text = self._answer.first_seen
         if self.generated is not None:
             self._record.finish(self.generated.sequence)
         return piece
@@ -302,15 +281,12 @@ class Generator:
         except (ImportError, OSError, MemoryError) as error:  # the first pattern loads libraries
             raise BusyError(f"no memory is left to compile stop_regex: {error}") from None
         banned = banned_sequences(self.tokenizer, prompt.sampling.bad_words)
+        others = prompt
+        if n > 1 and prompt.options.claims:
+            others = replace(prompt, options=msgspec.structs.replace(prompt.options, claims=[]))
         return SampleStreams(
             [
-                SampleStream(
-                    self,
-                    replace(prompt, claims=[]) if i else prompt,
-                    _seeded(prompt.sampling, seed + i),
-                    patterns,
-                    banned,
-                )
+                SampleStream(self, others if i else prompt, _seeded(prompt.sampling, seed + i), patterns, banned)
                 for i in range(n)
             ]
         )

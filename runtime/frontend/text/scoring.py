@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ...protocol.core import Generate, ProgramProgress, SoftPin, Timings
+import msgspec
+
+from ...protocol.core import Generate, RequestOptions, Timings
 from ...protocol.errors import RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ..core.client import CoreClient, TokenStream, new_rid
@@ -24,17 +26,6 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class RequestContext:
-    """Data of the requester that travels with requests. The first request of a batch carries the soft pins."""
-
-    program: str | None = None
-    namespace: str = ""
-    claims: list[SoftPin] = field(default_factory=list)
-    outlook: ProgramProgress | None = None
-    adapter: str | None = None  # LoRA adapter; None: the base alone
-
-
-@dataclass(frozen=True)
 class Scored:
     logprobs: list[TokenLogprob]
     prompt_tokens: int
@@ -48,22 +39,23 @@ def slowest(scored: Sequence[Scored]) -> Timings | None:
     return max(known, key=lambda one: one.total, default=None)
 
 
-async def score(core: CoreClient, batch: Sequence[Continuation], context: RequestContext) -> list[Scored]:
-    """Score a batch of requests, submitted together. Raises RamiformError and aborts the others when one fails."""
+async def score(core: CoreClient, batch: Sequence[Continuation], options: RequestOptions) -> list[Scored]:
+    """Score a batch of requests with the same options, submitted together. The first one carries the soft pins.
+
+    Raises RamiformError and aborts the others when one fails.
+    """
+    others = msgspec.structs.replace(options, claims=[])
     with ExitStack() as stack:
         answers = [
             stack.enter_context(
                 core.submit(
-                    Generate(
+                    Generate.of(
+                        msgspec.structs.replace(
+                            others if index else options, logprobs=LogprobParams(prompt_from=each.start)
+                        ),
                         rid=new_rid(),
                         tokens=each.tokens,
                         sampling=_SCORE_ONLY,
-                        logprobs=LogprobParams(prompt_from=each.start),
-                        namespace=context.namespace,
-                        program=context.program,
-                        claims=[] if index else context.claims,
-                        outlook=context.outlook,
-                        adapter=context.adapter,
                     )
                 )
             )

@@ -377,6 +377,20 @@ def test_thinking_beyond_its_budget_is_closed_and_the_answer_follows(field: dict
     serving(say, check, reasoning_parser="think")
 
 
+def test_a_budget_of_anthropic_s_api_closes_the_thinking_too() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        return "42" if prompt.endswith("</think>\n\n") else "and so on " * 50
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        thinking = {"type": "enabled", "budget_tokens": 5}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "thinking": thinking}
+        answer = (await client.post("/v1/messages", json=body)).json()
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+        assert (answer["content"][1]["text"], built.core.requests[0].sampling.max_new_tokens) == ("42", 5)
+
+    serving(say, check, reasoning_parser="think")
+
+
 def test_a_budget_of_nothing_closes_the_thinking_at_once_and_a_large_one_changes_nothing() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         without, _ = await both(client, {"thinking_token_budget": 0})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.chat.renderer import MessageRenderer
+from ramiform.runtime.frontend.chat.renderer import MessageRenderer, RenderOptions
 from ramiform.runtime.frontend.http.openai.chat_messages import with_short_ids
 from ramiform.runtime.frontend.text.encoding import PromptSegment
 from ramiform.runtime.protocol.errors import RequestError
@@ -28,8 +28,11 @@ class Told:
         self.chat = ChatTemplate(template, templates.NAMES)
 
 
-def render(template: str, messages: list[dict[str, Any]], **options: Any) -> list[PromptSegment]:
-    return MessageRenderer(Told(template)).render(messages, **options)  # type: ignore[arg-type]
+def render(
+    template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any
+) -> list[PromptSegment]:
+    renderer = MessageRenderer(Told(template))  # type: ignore[arg-type]
+    return renderer.render(messages, RenderOptions(**options), tools=tools)
 
 
 contents = st.lists(st.sampled_from([*NAMES, "a", "<", "|im_end|>", "<|im", "é", "\n", " "]), min_size=1, max_size=8)
@@ -76,9 +79,9 @@ def test_tools_are_as_untrusted_as_messages() -> None:
 def test_options_reach_the_template_but_may_not_replace_the_messages() -> None:
     template = "{{ messages[0].content }}{{ mood }}"
     message = [{"role": "user", "content": "a"}]
-    assert render(template, message, options={"mood": "!"})[-1].text == "a!"
+    assert render(template, message, variables={"mood": "!"})[-1].text == "a!"
     with pytest.raises(RequestError, match="messages"):
-        render(template, message, options={"messages": []})
+        render(template, message, variables={"messages": []})
 
 
 def test_a_model_without_a_template_cannot_chat() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ramiform.runtime.frontend.text import generation
 from ramiform.runtime.frontend.text.generation import FinishedSample, Generator, Piece, Prompt
 from ramiform.runtime.protocol import wire
-from ramiform.runtime.protocol.core import Finish, Generate
+from ramiform.runtime.protocol.core import Finish, Generate, RequestOptions
 from ramiform.runtime.protocol.errors import BusyError, RequestError
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ramiform.tests.frontend.fake_core import BUSY, entries, logprob
@@ -30,7 +30,9 @@ async def finish(
     built: House, *, logprobs: LogprobParams | None = None, **params: Any
 ) -> tuple[list[Piece], FinishedSample]:
     sampling = SamplingParams(temperature=0.0, **params)
-    with generator(built).start(Prompt(tokens=[1, 2, 3], sampling=sampling, logprobs=logprobs)) as samples:
+    with generator(built).start(
+        Prompt(tokens=[1, 2, 3], sampling=sampling, options=RequestOptions(logprobs=logprobs))
+    ) as samples:
         pieces = [piece async for piece in samples[0]]
         return pieces, await samples[0].result()
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS
 from ...core.sessions import RetentionHint, cache_control_seconds
-from ..bodies import Body, Many, Text, described, example
+from ..bodies import Body, ChatOptionsBody, Many, Text, described, example
 from ..errors import validated
 from ..openai.chat_body import ChatBody, Effort
 from ..openai.chat_messages import MAX_MESSAGES
@@ -111,7 +111,7 @@ class OutputConfig(Body):
     format: OutputSchema | None = None
 
 
-class CountBody(Body):
+class CountBody(ChatOptionsBody):
     """Body of `/v1/messages/count_tokens`."""
 
     model_config = example({"model": "", "messages": [{"role": "user", "content": "What is the capital of France?"}]})
@@ -124,7 +124,6 @@ class CountBody(Body):
     output_config: OutputConfig | None = None
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None  # of the whole prompt
-    exact_history: bool | None = None
 
     def retention_hints(self) -> list[RetentionHint]:
         """Return how long parts of the prompt are to be kept: each breakpoint means all before it.
@@ -176,9 +175,7 @@ class CountBody(Body):
             reasoning_effort=self._effort(),
             chat_template_kwargs=options,
             thinking_token_budget=self._thinking_budget(),
-            add_generation_prompt=not is_prefilled,
             continue_final_message=is_prefilled,
-            exact_history=self.exact_history,
             **fields,
         )
         chat = validated(ChatBody, values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -97,7 +98,8 @@ class MessagesApi:
         return json_response({"input_tokens": len(chat.prompt.tokens)})
 
     async def _request(self, body: CountBody, max_tokens: int) -> ChatRequest:
-        require_model(self._service.generator.core.require_info(), body.model)
+        info = self._service.generator.core.require_info()
+        require_model(info, body.model)
 
         def convert(_: Any) -> tuple[ChatBody, list[dict[str, Any]]]:
             chat = body.chat(late_system_role=self._late_system_role)
@@ -105,21 +107,12 @@ class MessagesApi:
 
         chat, messages = await offload_if_large(convert, body.messages)
         return await self._service.request(
-            messages,
-            chat,
-            chat.constraint(),
-            limit=(None, "max_tokens"),
-            default_limit=max_tokens,  # as many as fit, as the API's stop reason for a full context says
-            prompt_field="messages",
-            tools=chat.tools,
-            tool_choice=chat.tool_choice,
-            parallel_calls=chat.parallel_tool_calls,
-            template_options=chat.template_options(),
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            in_bulk=not chat.stream,
-            exact_history=chat.exact_history,
-            retain=body.retention_hints(),
+            replace(
+                chat.chat_input_of(messages, info),
+                chat=body.chat_options(),
+                default_limit=max_tokens,  # as many as fit, as the API's stop reason for a full context says
+                retain=body.retention_hints(),
+            )
         )
 
     async def _events(self, body: MessagesBody, chat: ChatRequest) -> AsyncGenerator[Event]:
@@ -155,7 +148,7 @@ class MessagesApi:
             "id": f"msg_{new_rid()}",
             "type": "message",
             "role": "assistant",
-            "model": chat.prompt.adapter or self._service.generator.core.require_info().name,
+            "model": chat.prompt.options.adapter or self._service.generator.core.require_info().name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

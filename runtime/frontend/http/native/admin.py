@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ....protocol.core import RequestOptions
 from ....protocol.sampling import SamplingParams
 from ....protocol.version import __version__
 from ...text.generation import Generator, Prompt
@@ -63,7 +64,9 @@ class AdminApi:
         tokenizer = self._generator.tokenizer
         token = 0 if tokenizer.bos_id is None else tokenizer.bos_id
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        with self._generator.start(Prompt(tokens=[token], sampling=sampling, priority=1)) as samples:
+        with self._generator.start(
+            Prompt(tokens=[token], sampling=sampling, options=RequestOptions(priority=1))
+        ) as samples:
             await cancel_on_disconnect(request, samples[0].result())
         return Response(status_code=200)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -46,10 +47,10 @@ def answer(
         "completion_tokens": len(sample.output_ids),
         "cached_tokens": sample.num_cached,
     }
-    if prompt.logprobs is not None:
-        meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, with_texts)
-    if prompt.logprobs is not None and prompt.logprobs.details:
-        texts, asked = TokenTexts(tokenizer), prompt.logprobs.of
+    if (wanted := prompt.options.logprobs) is not None:
+        meta |= _logprobs(tokenizer, prompt, wanted, sample, with_texts)
+    if wanted is not None and wanted.details:
+        texts, asked = TokenTexts(tokenizer), wanted.of
         meta["output_token_details"] = [token_entry(texts, value, asked=asked) for value in sample.logprobs or []]
     if sample.generated is not None:
         sequence = sample.generated.sequence
@@ -284,14 +285,16 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=sampling_params,
-                    logprobs=logprob_params(wanted, start, num_top, of, len(ids), details=body.token_details),
-                    priority=priority,
-                    namespace=extra_key or "",
+                    options=msgspec.structs.replace(
+                        body.delivery(),
+                        logprobs=logprob_params(wanted, start, num_top, of, len(ids), details=body.token_details),
+                        priority=priority,
+                        namespace=extra_key or "",
+                        continued=after,
+                        adapter=lora,
+                    ),
                     session=requested_session(session),
                     name=rid,
-                    in_bulk=not body.stream,
-                    continued=after,
-                    adapter=lora,
                 ),
                 part.n,
             )

@@ -12,7 +12,7 @@ from pydantic import Field, create_model
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS, PARAMETERS
-from ..bodies import Body, Many, Text, TokenIds, described, example, sampling_fields
+from ..bodies import Body, ChatOptionsBody, Many, Text, TokenIds, described, example, sampling_fields
 from ..errors import validated
 from ..openai.chat_body import ChatBody
 from ..openai.chat_messages import MAX_MESSAGES
@@ -92,7 +92,7 @@ class ServedModelBody(Body):
         return self.model or self.name
 
 
-class AnswerBody(ServedModelBody):
+class AnswerBody(ServedModelBody, ChatOptionsBody):
     """Fields that `/api/chat` and `/api/generate` share."""
 
     stream: bool = True
@@ -104,7 +104,6 @@ class AnswerBody(ServedModelBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     truncate: Literal[False] | None = None  # a prompt that does not fit is an error
     shift: Literal[False] | None = None
-    exact_history: bool | None = None
 
     @property
     def unloads(self) -> bool:
@@ -127,9 +126,7 @@ class AnswerBody(ServedModelBody):
             logprobs=self.logprobs or self.top_logprobs > 0,
             top_logprobs=self.top_logprobs,
             chat_template_kwargs=options,
-            add_generation_prompt=not is_prefilled,
             continue_final_message=is_prefilled,
-            exact_history=self.exact_history,
             **self.options.fields(),
         )
         return validated(ChatBody, values)

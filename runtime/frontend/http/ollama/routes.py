@@ -144,8 +144,7 @@ class OllamaApi:
             return json_response(written(AnswerPart(end={"done": True, "done_reason": reason})))
         if body.think not in (None, False) and not self._service.can_reason:
             raise RequestError(f"{model!r} does not support thinking", param="think")
-        prepared = await cancel_on_disconnect(request, self._request(body, info, context))
-        prepared = replace(prepared, prompt=replace(prepared.prompt, adapter=adapter))
+        prepared = await cancel_on_disconnect(request, self._request(body, info, context, adapter))
         parts = self._parts(body, prepared, began)
         if not body.stream:
             return json_response(written(await cancel_on_disconnect(request, _whole(parts))))
@@ -153,7 +152,7 @@ class OllamaApi:
         return EventStream(await cancel_on_disconnect(request, anext(lines)), lines, dialect=OLLAMA)
 
     async def _request(
-        self, body: OllamaChatBody | OllamaGenerateBody, info: ModelInfo, context: list[int]
+        self, body: OllamaChatBody | OllamaGenerateBody, info: ModelInfo, context: list[int], adapter: str | None
     ) -> ChatRequest:
         def convert(_: Any) -> tuple[ChatBody, list[dict[str, Any]]]:
             chat = body.chat()
@@ -162,34 +161,21 @@ class OllamaApi:
         chat, messages = await offload_if_large(
             convert, body.messages if isinstance(body, OllamaChatBody) else body.prompt
         )
-        constraint = chat.constraint()
-        asked = body.options.num_predict
-        default_limit = asked if asked > 0 else None
-        named = None if constraint is None else (constraint[0], "format")
+        asked = chat.chat_input_of(messages, info)
+        asked = replace(
+            asked,
+            prompt_field="prompt" if isinstance(body, OllamaGenerateBody) else "messages",
+            constraint=None if asked.constraint is None else (asked.constraint[0], "format"),
+            limit=(None, "options.num_predict"),
+            default_limit=body.options.num_predict if body.options.num_predict > 0 else None,
+            options=msgspec.structs.replace(asked.options, adapter=adapter),
+            chat=body.chat_options(),
+        )
         if isinstance(body, OllamaGenerateBody) and (body.raw or self._generator.tokenizer.chat is None):
             prompt = f"{body.system}\n{body.prompt}" if body.system else body.prompt
-            request = await self._service.plain_request(
-                prompt, chat, named, limit=(None, "options.num_predict"), default_limit=default_limit
-            )
-            # The plain path answers as a whole by default.
-            prompt_value = replace(request.prompt, logprobs=chat.logprob_params(), in_bulk=not body.stream)
-            request = replace(request, prompt=prompt_value)
+            request = await self._service.plain_request(prompt, asked)
         else:
-            request = await self._service.request(
-                messages,
-                chat,
-                named,
-                limit=(None, "options.num_predict"),
-                default_limit=default_limit,
-                prompt_field="messages" if isinstance(body, OllamaChatBody) else "prompt",
-                tools=chat.tools,
-                logprobs=chat.logprob_params(),
-                template_options=chat.template_options(),
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                in_bulk=not body.stream,
-                exact_history=chat.exact_history,
-            )
+            request = await self._service.request(asked)
         return self._in_context(request, info, context, body.options.num_ctx)
 
     def _in_context(

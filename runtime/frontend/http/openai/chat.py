@@ -19,7 +19,7 @@ from ..transport.body_route import BodyRoute
 from ..transport.merge import gather_or_cancel, merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chat_body import ChatBody
-from .chat_messages import retention_hints, template_messages
+from .chat_messages import template_messages
 from .chat_service import ChatService
 from .chunks import ChunkBuilder
 from .finish import finish_fields
@@ -84,29 +84,8 @@ class ChatApi:
         }
 
     async def _chat_request(self, body: ChatBody) -> ChatRequest:
-        constraint = body.constraint()
-        return await self._service.request(
-            await offload_if_large(lambda _: template_messages(body.messages), body.messages),
-            body,
-            constraint,
-            limit=body.limit,
-            prompt_field="messages",
-            tools=body.tools,
-            tool_choice=body.tool_choice,
-            parallel_calls=body.parallel_tool_calls,
-            logprobs=body.logprob_params(),
-            splits_reasoning=body.separate_reasoning,
-            template=body.chat_template,
-            template_options=body.template_options(),
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            thinking_budget=body.thinking_budget,
-            truncation=body.truncation(self._generator.core.require_info(), body.limit[0]),
-            name=body.name,
-            in_bulk=not body.stream,
-            exact_history=body.exact_history,
-            retain=retention_hints(body.messages),
-        )
+        messages = await offload_if_large(lambda _: template_messages(body.messages), body.messages)
+        return await self._service.request(body.chat_input_of(messages, self._generator.core.require_info()))
 
     async def _whole(self, body: ChatBody, chat: ChatRequest) -> dict[str, Any]:
         watch = Stopwatch()

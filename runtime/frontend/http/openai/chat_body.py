@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -9,10 +11,11 @@ from pydantic import Field, PrivateAttr, model_validator
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
-from ..bodies import Body, Many, Text, example
-from .chat_messages import Messages, message_text
+from ...chat.input import ChatInput
+from ..bodies import Body, ChatOptionsBody, Many, example
+from .chat_messages import Messages, TemplateFields, message_text, retention_hints
 from .fields import MAX_TOP, CompletionFields
-from .tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
+from .tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice, callable_tools
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -36,7 +39,7 @@ class ReasoningSettings(Body):
     max_tokens: Budget | None = None
 
 
-class ChatBody(CompletionFields):
+class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
     model_config = example(
         {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16}
     )
@@ -54,12 +57,7 @@ class ChatBody(CompletionFields):
     separate_reasoning: bool = True
     include_reasoning: bool = True
     verbosity: Literal["low", "medium", "high"] | None = None
-    chat_template: Text | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     echo: bool = False
-    exact_history: bool | None = None
     thinking: ThinkingSwitch | None = None
     reasoning: ReasoningSettings | None = None
     thinking_token_budget: Budget | None = None
@@ -115,12 +113,32 @@ class ChatBody(CompletionFields):
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
+    def chat_input_of(self, messages: Sequence[Mapping[str, Any]], info: ModelInfo) -> ChatInput:
+        """Return what the body asks, with its messages as the chat template gets them. Raises RequestError."""
+        asked = self.chat_input(messages, info, prompt_field="messages", limit=self.limit)
+        return replace(
+            asked,
+            chat=self.chat_options(),
+            retain=[*retention_hints(self.messages), *asked.retain],
+            truncation=self.truncation(info, self.limit[0]),
+            tools=callable_tools(
+                self.tools,
+                self.tool_choice,
+                parallel=self.parallel_tool_calls,
+                constrained=asked.constraint is not None,
+                additional_properties=self.additional_properties,
+            ),
+            splits_reasoning=self.separate_reasoning,
+            thinking_budget=self.thinking_budget,
+            rendering=self.rendering(),
+        )
+
     def echoed_text(self) -> str:
         """Return the text that `echo` puts before the answer: the last message's, if it is the assistant's."""
         last = self.messages[-1]
         return message_text(last.content, "messages") if self.echo and last.role == "assistant" else ""
 
-    def template_options(self) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         effort = next((effort for effort in self._efforts if effort is not None), None)
         if effort is not None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
+from ...chat.renderer import RenderOptions
 from ...core.sessions import RetentionHint, cache_control_seconds
 from ..bodies import Body, Many, Text
 
@@ -86,6 +87,26 @@ class Message(Body):
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1})]
+
+
+class TemplateFields(Body):
+    """Fields that say how messages become a prompt."""
+
+    chat_template: Text | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def template_variables(self) -> dict[str, Any]:
+        return self.chat_template_kwargs
+
+    def rendering(self) -> RenderOptions:
+        return RenderOptions(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=self.template_variables(),
+            template=self.chat_template,
+        )
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

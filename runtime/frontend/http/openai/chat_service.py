@@ -5,18 +5,20 @@ Shared by chat, responses and constrained answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
+import msgspec
+
 from ....protocol.config import ReasoningFormatName, ToolFormatName
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, LogprobParams
 from ...chat import harmony
 from ...chat.channel_completion import ChannelCompletion
 from ...chat.completion import ChatCompletion
 from ...chat.exact_history import EncodedPrompt, ExactHistory
+from ...chat.input import CallableTools, ChatInput
 from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
 from ...chat.renderer import MessageRenderer
 from ...chat.request import ChatRequest, ToolCallOptions
@@ -24,16 +26,12 @@ from ...chat.request_templates import RequestTemplates
 from ...chat.schema_check import SchemaCheck
 from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
-from ...core.sessions import RetentionHint, core_retention
+from ...core.sessions import core_retention
+from ...text.encoding import completion_token_limit
 from ...text.generation import Generator, Prompt
 from ..transport.merge import gather_or_cancel
 from .chat_messages import for_harmony, with_short_ids
-from .fields import GenerationFields, Truncation, completion_token_limit, truncation_bound
 from .finish import name_constraint_field
-from .tool_fields import Tool, ToolChoice, tool_call_options
-
-FieldConstraint = tuple[Constraint, str]  # a constraint, and the request field that it came in
-TokenLimitField = tuple[int | None, str]  # the maximum number of tokens, and its request field
 
 _MESSAGE_CHANGES = {"mistral": with_short_ids, "harmony": for_harmony}  # what templates of a tool format ask for
 
@@ -81,145 +79,79 @@ class ChatService:
         """Return True if the model reasons before it answers."""
         return self.reasoning is not None
 
-    async def request(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        fields: GenerationFields,
-        constraint: FieldConstraint | None,
-        *,
-        limit: TokenLimitField,
-        prompt_field: str,
-        tools: list[Tool] | None = None,
-        tool_choice: ToolChoice | None = None,
-        parallel_calls: bool = True,
-        logprobs: LogprobParams | None = None,
-        splits_reasoning: bool = True,
-        template: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        default_limit: int | None = None,
-        thinking_budget: int | None = None,
-        truncation: Truncation | None = None,
-        name: str | None = None,
-        in_bulk: bool = False,
-        exact_history: bool | None = None,
-        retain: Sequence[RetentionHint] = (),
-    ) -> ChatRequest:
-        """Render and tokenise the messages, and build the request.
-
-        `limit` is the maximum number of tokens and its field; without one, `default_limit` holds, or what fits.
-        `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
-        `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request;
-        `template` is its own chat template. `exact_history` says whether ids of earlier answers are used; None: the
-        default. `retain` are hints how long to keep the prompt. Raises RequestError.
-        """
-        options = tool_call_options(
-            self.tool_format,
-            tools or [],
-            tool_choice,
-            parallel=parallel_calls,
-            constrained=constraint is not None,
-            additional_properties=fields.additional_properties,
-        )
-        if options is not None:
-            options = await self._check_schemas(options)
-        encoder = self.generator.encoder
-        bound = truncation_bound(truncation) or await encoder.prompt_bound(prompt_field, limit[0])
+    async def request(self, asked: ChatInput) -> ChatRequest:
+        """Render and tokenise the messages, and build the request. Raises RequestError."""
+        options = None
+        if asked.tools is not None:
+            options = await self._check_schemas(ToolCallOptions(format=self.tool_format, **vars(asked.tools)))
+        encoder, truncation = self.generator.encoder, asked.truncation
+        bound = truncation.bound if truncation else await encoder.prompt_bound(asked.prompt_field, asked.limit[0])
         segments = await self.renderer.render_aside(
             encoder,
-            _MESSAGE_CHANGES.get(self.tool_format.name, list)(messages),
+            _MESSAGE_CHANGES.get(self.tool_format.name, list)(asked.messages),
+            asked.rendering,
             bound=bound,
-            tools=None if options is None else self._template_tools(tools or []),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            options=template_options,
-            template=template,
+            tools=None if options is None else self._template_tools(options),
         )
+        exact_history = asked.chat.exact_history
         if exact_history is None:
-            exact_history = self._uses_history and fields.seed is None
+            exact_history = self._uses_history and not asked.has_seed
         conversation: EncodedPrompt | None = None
         if exact_history and truncation is None:
-            conversation = await self._history.encode(segments, fields.namespace, bound=bound)
+            conversation = await self._history.encode(segments, asked.options.namespace, bound=bound)
             tokens = conversation.tokens
         else:
             tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
         if truncation is not None:
             tokens = truncation.cut(tokens)
         tail = segments[-1].text.rstrip()
-        reasoning = self.reasoning if splits_reasoning else None
+        reasoning = self.reasoning if asked.splits_reasoning else None
         if reasoning is not None and reasoning.is_prompted and not any(reasoning.end in each.text for each in segments):
             reasoning = None
-        may_reason = reasoning is not None and not tail.endswith(reasoning.end) and not continue_final_message
+        is_continued = asked.rendering.continue_final_message
+        may_reason = reasoning is not None and not tail.endswith(reasoning.end) and not is_continued
         in_reasoning = reasoning is not None and tail.endswith(reasoning.start)
-        if options is not None and not options.strict and may_reason and not in_reasoning and thinking_budget is None:
+        may_be_forced = in_reasoning or asked.thinking_budget is not None
+        if options is not None and not options.strict and may_reason and not may_be_forced:
             # Stages would force the model to reason, which the client did not ask for.
             options = replace(options, constrained=False)
-        prompt = self._prompt(
-            tokens,
-            fields,
-            constraint,
-            limit=limit,
-            prompt_field=prompt_field,
-            default_limit=default_limit,
-            in_bulk=in_bulk,
-            logprobs=logprobs,
-            name=name,
-        )
-        if hints := [*retain, *fields.retention]:
-            text = "".join(part for part, _ in segments)
-            prompt = replace(prompt, retain=core_retention(hints, text, len(tokens)))
+        prompt = self._prompt(tokens, asked)
+        if asked.retain:
+            retain = core_retention(asked.retain, "".join(part for part, _ in segments), len(tokens))
+            prompt = replace(prompt, options=msgspec.structs.replace(prompt.options, retain=retain))
         return ChatRequest(
             prompt=prompt,
-            constraint_field=None if constraint is None else constraint[1],
+            constraint_field=None if asked.constraint is None else asked.constraint[1],
             reasoning=reasoning,
             may_reason=may_reason,
             in_reasoning=in_reasoning,
-            thinking_budget=thinking_budget,
+            thinking_budget=asked.thinking_budget,
             tools=options,
-            place=self._place(tail, continue_final_message) if self._has_channels else None,
+            place=self._place(tail, is_continued) if self._has_channels else None,
             conversation=conversation,
         )
 
-    def _template_tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        """Convert tools for the chat template."""
-        given = [tool.model_dump(exclude_none=True) for tool in tools]
-        if self._has_channels:  # its template takes every tool to have a description
-            for tool in given:
-                tool["function"].setdefault("description", "")
-        return given
+    def _template_tools(self, tools: CallableTools) -> Sequence[dict[str, Any]]:
+        """Return the tools for the chat template."""
+        if not self._has_channels:
+            return tools.definitions
+        # Its template takes every tool to have a description.
+        return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools.definitions]
 
-    def _place(self, tail: str, continue_final_message: bool) -> harmony.Place:
+    def _place(self, tail: str, is_continued: bool) -> harmony.Place:
         """Return where in a message the answer to a prompt in harmony begins."""
         if tail.endswith(harmony.ANALYSIS):
             return "analysis"
-        return "final" if continue_final_message or tail.endswith(harmony.MESSAGE) else "start"
+        return "final" if is_continued or tail.endswith(harmony.MESSAGE) else "start"
 
-    async def plain_request(
-        self,
-        prompt: str | list[int],
-        fields: GenerationFields,
-        constraint: FieldConstraint | None,
-        *,
-        limit: TokenLimitField,
-        default_limit: int | None = None,
-    ) -> ChatRequest:
-        """Build a request from the field `prompt`, without a chat template. Raises RequestError."""
+    async def plain_request(self, prompt: str | list[int], asked: ChatInput) -> ChatRequest:
+        """Build a request from a prompt in place of messages, without a chat template. Raises RequestError."""
         if isinstance(prompt, str):
             encoder = self.generator.encoder
-            bound = await encoder.prompt_bound("prompt", limit[0])
-            prompt = await encoder.encode_prompt(prompt, bound=bound)
+            prompt = await encoder.encode_prompt(prompt, bound=await encoder.prompt_bound("prompt", asked.limit[0]))
         return ChatRequest(
-            prompt=self._prompt(
-                prompt,
-                fields,
-                constraint,
-                limit=limit,
-                prompt_field="prompt",
-                default_limit=default_limit,
-                in_bulk=True,
-            ),
-            constraint_field=None if constraint is None else constraint[1],
+            prompt=self._prompt(prompt, asked),
+            constraint_field=None if asked.constraint is None else asked.constraint[1],
         )
 
     @asynccontextmanager
@@ -271,31 +203,20 @@ class ChatService:
             return options  # the call is parsed as the model writes it
         return replace(options, constrained=not options.forced)
 
-    def _prompt(
-        self,
-        tokens: list[int],
-        fields: GenerationFields,
-        constraint: FieldConstraint | None,
-        *,
-        limit: TokenLimitField,
-        prompt_field: str,
-        default_limit: int | None,
-        in_bulk: bool,
-        logprobs: LogprobParams | None = None,
-        name: str | None = None,
-    ) -> Prompt:
-        info = self.generator.core.require_info()
+    def _prompt(self, tokens: list[int], asked: ChatInput) -> Prompt:
+        limit, limit_field = asked.limit
         max_tokens = completion_token_limit(
-            info, len(tokens), limit[0], prompt=prompt_field, limit=limit[1], default=default_limit
+            self.generator.core.require_info(),
+            len(tokens),
+            limit,
+            prompt=asked.prompt_field,
+            limit=limit_field,
+            default=asked.default_limit,
         )
         return Prompt(
             tokens=tokens,
-            sampling=fields.sampling(max_tokens, None if constraint is None else constraint[0]),
-            logprobs=logprobs,
-            priority=fields.queue_priority,
-            namespace=fields.namespace,
-            session=fields.session,
-            name=name,
-            in_bulk=in_bulk,
-            adapter=fields.adapter(info),
+            sampling=asked.sampling(max_tokens, None if asked.constraint is None else asked.constraint[0]),
+            options=asked.options,
+            session=asked.session,
+            name=asked.name,
         )

@@ -8,6 +8,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
 from ...core.sessions import core_retention
+from ...text.encoding import completion_token_limit
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
@@ -24,7 +26,7 @@ from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
-from .fields import MAX_TOP, CompletionFields, completion_token_limit, truncation_bound
+from .fields import MAX_TOP, CompletionFields
 from .finish import finish_fields, name_constraint_field
 from .logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
 from .usage import Stopwatch, Usage
@@ -135,9 +137,9 @@ class CompletionsApi:
         given = body.prompts()
         if len(given) * (body.best_of or body.n) > MAX_BATCH:
             raise RequestError(f"{len(given)} prompts may have at most {MAX_BATCH} outputs in all", param="n")
-        logprobs = body.logprob_params()
+        options = body.request_options(info)
         truncation = body.truncation(info, body.max_tokens)
-        bound = truncation_bound(truncation) or await encoder.prompt_bound("prompt", body.max_tokens)
+        bound = truncation.bound if truncation else await encoder.prompt_bound("prompt", body.max_tokens)
         prompts = []
         for prompt in given:
             if isinstance(prompt, str):
@@ -156,15 +158,9 @@ class CompletionsApi:
                     Prompt(
                         tokens=ids,
                         sampling=body.sampling(num_tokens, None if constraint is None else constraint[0]),
-                        logprobs=logprobs,
-                        priority=body.queue_priority,
-                        namespace=body.namespace,
+                        options=msgspec.structs.replace(options, retain=core_retention(body.retention, "", len(ids))),
                         session=body.session,
-                        retain=core_retention(body.retention, "", len(ids)),
                         name=body.name,
-                        in_bulk=not body.stream,
-                        continued=body.continued_tokens,
-                        adapter=body.adapter(info),
                     ),
                 )
             )

@@ -89,28 +89,23 @@ class ConstrainedApi:
         )
 
     async def _answer(self, body: ConstrainedBody) -> dict[str, Any]:
-        constraint = body.constraint()
-        limit = (body.max_tokens, "max_tokens")
-        if body.messages is not None:
-            given = body.messages
-            messages = await offload_if_large(lambda _: template_messages(given), given)
-            chat = await self._service.request(
-                messages,
-                body,
-                constraint,
-                limit=limit,
-                prompt_field="messages",
-                default_limit=DEFAULT_VALUE_TOKENS,
-                in_bulk=True,
-            )
+        constraint, _ = body.constraint()
+        given = body.messages
+        asked = body.chat_input(
+            [] if given is None else await offload_if_large(lambda _: template_messages(given), given),
+            self._generator.core.require_info(),
+            prompt_field="prompt" if given is None else "messages",
+            limit=(body.max_tokens, "max_tokens"),
+            default_limit=DEFAULT_VALUE_TOKENS,
+        )
+        if given is None:
+            chat = await self._service.plain_request(body.prompt or "", asked)
         else:
-            chat = await self._service.plain_request(
-                body.prompt or "", body, constraint, limit=limit, default_limit=DEFAULT_VALUE_TOKENS
-            )
+            chat = await self._service.request(asked)
         async with self._service.completions(chat) as [completion]:
             text = "".join([delta.content async for delta in completion.deltas()])
         usage = _usage(len(chat.prompt.tokens), completion)
-        return {"text": text, **_value(constraint[0], text, completion), "usage": usage}
+        return {"text": text, **_value(constraint, text, completion), "usage": usage}
 
 
 def _value(constraint: Constraint, text: str, completion: ChatCompletion) -> dict[str, Any]:

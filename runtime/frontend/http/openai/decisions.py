@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from ....protocol.core import RequestOptions
 from ....protocol.decisions import MAX_LABELS, MAX_QUESTIONS, Question
 from ....protocol.errors import RequestError
 from ...programs.content import TokenContent
@@ -17,7 +18,6 @@ from ...programs.decisions import Decided, decide
 from ...text.encoding import TokenLimit
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload_if_large
-from ...text.scoring import RequestContext
 from ..bodies import Body, Many, RequestBody, Text, described, example
 from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
@@ -124,8 +124,8 @@ class DecisionsApi:
     async def _decide(self, body: DecisionBody, questions: list[Question], adapter: str | None) -> Decided:
         bound = await self._generator.encoder.prompt_bound("input")
         content = await offload_if_large(partial(self._content, body, bound), body.input)
-        context = RequestContext(namespace=body.cache_salt, adapter=adapter)
-        return await decide(self._generator, content, questions, context_for=lambda *_: context)
+        options = RequestOptions(namespace=body.cache_salt, adapter=adapter)
+        return await decide(self._generator, content, questions, options_for=lambda *_: options)
 
     def _content(self, body: DecisionBody, bound: TokenLimit | None, cancellation: CancellationToken) -> TokenContent:
         """Build the input with its last user message left open, for the questions to follow inside it. Raises

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import Field, create_model
 
-from ....protocol.core import ModelInfo
-from ....protocol.errors import RequestError, context_exceeded
-from ....protocol.sampling import Constraint, SamplingParams
+from ....protocol.core import ModelInfo, RequestOptions
+from ....protocol.errors import RequestError
+from ....protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ...chat.input import ChatInput
 from ...core.client import new_rid
 from ...core.sessions import (
     MAX_RETENTION_SECONDS,
@@ -18,11 +21,12 @@ from ...core.sessions import (
     cache_control_seconds,
     requested_session,
 )
-from ...text.encoding import TokenLimit
+from ...text.encoding import Side, Truncation
 from ...text.generation import MAX_SAMPLES
 from ..bodies import (
     Body,
     Priority,
+    StreamedBody,
     Text,
     TokenIds,
     described,
@@ -35,10 +39,8 @@ from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
 
 MAX_TOP = 20  # alternatives at a position
-MAX_TRUNCATED = 1 << 20  # tokens of a prompt that is to be truncated
 
 RequestId = Annotated[Text, Field(min_length=1, max_length=256)]
-Side = Literal["left", "right"]
 
 
 class StreamOptions(Body):
@@ -70,9 +72,8 @@ class NvExtension(Body):
 OpenAISampling = create_model("OpenAISampling", __base__=ConstraintFields, **sampling_fields("openai"))
 
 
-class GenerationFields(OpenAISampling):
+class GenerationFields(OpenAISampling, StreamedBody):
     model: Text | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -99,6 +100,50 @@ class GenerationFields(OpenAISampling):
         """Also ignore unknown switches that are off; clients of other servers send them."""
         is_switched_off = value is False and name not in cls.model_fields and name not in PEER_FIELDS
         return is_switched_off or super().is_neutral(name, value)
+
+    @property
+    def name(self) -> str | None:
+        """Id that the client gave the request, by which `/abort_request` ends it."""
+        return None
+
+    def logprob_params(self) -> LogprobParams | None:
+        """Return the log-probabilities that the answer needs."""
+        return None
+
+    def request_options(self, info: ModelInfo) -> RequestOptions:
+        """Return what the core is asked besides tokens and sampling. Raises as `adapter`."""
+        return msgspec.structs.replace(
+            self.delivery(),
+            logprobs=self.logprob_params(),
+            priority=self.queue_priority,
+            namespace=self.namespace,
+            continued=self.num_continued,
+            adapter=self.adapter(info),
+        )
+
+    def chat_input(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        info: ModelInfo,
+        *,
+        prompt_field: str,
+        limit: tuple[int | None, str],
+        default_limit: int | None = None,
+    ) -> ChatInput:
+        """Return what the body asks of a chat with these messages. Raises RequestError."""
+        return ChatInput(
+            messages=messages,
+            prompt_field=prompt_field,
+            sampling=self.sampling,
+            has_seed=self.seed is not None,
+            constraint=self.constraint(),
+            limit=limit,
+            default_limit=default_limit,
+            options=self.request_options(info),
+            session=self.session,
+            name=self.name,
+            retain=self.retention,
+        )
 
     def adapter(self, info: ModelInfo) -> str | None:
         """Return the LoRA adapter that answers, by `model` or `lora_path`; None: the model itself answers.
@@ -174,23 +219,6 @@ class GenerationFields(OpenAISampling):
         )
 
 
-class Truncation(NamedTuple):
-    """Shortens a prompt to `num_tokens`: side "left" drops its first tokens, "right" its last."""
-
-    num_tokens: int
-    side: Side
-
-    def cut(self, ids: list[int]) -> list[int]:
-        return ids[-self.num_tokens :] if self.side == "left" else ids[: self.num_tokens]
-
-
-def truncation_bound(truncation: Truncation | None) -> TokenLimit | None:
-    """Return the limit of a text before it is truncated; None for one that is not."""
-    if truncation is None:
-        return None
-    return TokenLimit(MAX_TRUNCATED, "truncate_prompt_tokens", route="truncate_prompt_tokens")
-
-
 class CompletionFields(GenerationFields):
     """Fields of completions and chat that the other routes do not have."""
 
@@ -231,7 +259,6 @@ class CompletionFields(GenerationFields):
 
     @property
     def name(self) -> str | None:
-        """Id that the client gave the request, by which `/abort_request` ends it."""
         return self.request_id if self.rid is None else self.rid
 
     def response_id(self, prefix: str) -> str:
@@ -257,19 +284,3 @@ def require_model(info: ModelInfo, name: str | None) -> str | None:
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
         )
     return None
-
-
-def completion_token_limit(
-    info: ModelInfo, num_prompt: int, asked: int | None, *, prompt: str, limit: str, default: int | None = None
-) -> int:
-    """Return the maximum number of tokens of an answer: `asked`, else `default`, else what fits.
-
-    Raises RequestError when prompt and answer exceed the context. `prompt` and `limit` are the names of their fields.
-    """
-    most = info.max_request_tokens
-    if num_prompt + (1 if asked is None else asked) > most:
-        num_completion = asked or (1 if num_prompt == most else 0)
-        raise context_exceeded(most, num_prompt, num_completion, prompt=prompt, limit=limit)
-    if asked is not None:
-        return asked
-    return most - num_prompt if default is None else min(default, most - num_prompt)

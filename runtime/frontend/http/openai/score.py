@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....programs.common_prefix import common_prefix_length
-from ....protocol.core import ModelInfo
+from ....protocol.core import ModelInfo, RequestOptions
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_ASKED_LOGPROBS, LogprobParams, SamplingParams
 from ...text.generation import Generator, Prompt
-from ...text.scoring import Continuation, RequestContext, Scored, score
+from ...text.scoring import Continuation, Scored, score
 from ..bodies import Many, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
@@ -97,7 +97,7 @@ class ScoreApi:
         if body.has_labels:
             return await self._label_scores(body, info, adapter)
         batch = await self._batch(body)
-        scored = await score(self._generator.core, batch, RequestContext(namespace=body.cache_salt, adapter=adapter))
+        scored = await score(self._generator.core, batch, RequestOptions(namespace=body.cache_salt, adapter=adapter))
         num_prompt = sum(part.prompt_tokens for part in scored)
         return {
             "object": "list",
@@ -117,7 +117,7 @@ class ScoreApi:
         if (unknown := max(labels)) >= info.vocab_size:
             raise RequestError(f"the vocabulary has no token {unknown}", param="label_token_ids")
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0, seed=0)
-        logprobs = LogprobParams(of=tuple(labels))
+        options = RequestOptions(logprobs=LogprobParams(of=tuple(labels)), namespace=body.cache_salt, adapter=adapter)
         num_prompt = num_cached = 0
         scores = []
         with ExitStack() as stack:
@@ -127,9 +127,7 @@ class ScoreApi:
                         Prompt(
                             tokens=tokens,
                             sampling=sampling,
-                            logprobs=logprobs,
-                            namespace=body.cache_salt,
-                            adapter=adapter,
+                            options=options,
                         )
                     )
                 )[0]

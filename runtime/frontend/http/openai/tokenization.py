@@ -21,14 +21,14 @@ from ..bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .chat_messages import Messages as ChatMessages
-from .chat_messages import template_messages
+from .chat_messages import TemplateFields, template_messages
 from .fields import require_model
 from .tool_fields import Tool
 
 MAX_TOKENIZED = 1 << 16  # per text or chat; the context length if that is more
 
 
-class TokenizeBody(RequestBody):
+class TokenizeBody(RequestBody, TemplateFields):
     """Texts or a chat."""
 
     exactly_one = (("prompt", "messages"),)
@@ -38,24 +38,16 @@ class TokenizeBody(RequestBody):
     messages: ChatMessages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     tools: Many[Tool] = Field(default_factory=list)
-    chat_template: Text | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class TemplateBody(RequestBody):
+class TemplateBody(RequestBody, TemplateFields):
     """A chat to render."""
 
     model_config = example({"messages": [{"role": "user", "content": "Hello"}]})
     model: Text | None = None
     messages: ChatMessages
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     tools: Many[Tool] = Field(default_factory=list)
-    chat_template: Text | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class DetokenizeBody(RequestBody):
@@ -175,12 +167,9 @@ class TokenizationApi:
         return await self._messages.render_aside(
             self._generator.encoder,
             await offload_if_large(lambda _: template_messages(messages), messages),
+            body.rendering(),
             bound=bound,
             tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            options=body.chat_template_kwargs,
-            template=body.chat_template,
         )
 
     def _token_text(self, token: int) -> str:

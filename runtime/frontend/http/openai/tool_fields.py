@@ -1,4 +1,4 @@
-"""Tools and tool choices in request bodies, and their conversion to ToolCallOptions."""
+"""Tools and tool choices in request bodies, and their conversion to `CallableTools`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pydantic import Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint
-from ...chat.request import ToolCallOptions
-from ...chat.tools.formats import ToolFormat
+from ...chat.input import CallableTools
 from ..bodies import Body, Many, Text, json_text
 
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -50,16 +49,15 @@ class AllowedChoice(Body):
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
-def tool_call_options(
-    tool_format: ToolFormat,
+def callable_tools(
     tools: list[Tool],
     choice: ToolChoice | None,
     *,
     parallel: bool,
     constrained: bool,
     additional_properties: AdditionalProperties | None = None,
-) -> ToolCallOptions | None:
-    """Return the options for tool calls; None when no tool may be called.
+) -> CallableTools | None:
+    """Return the tools that may be called; None when no tool may be.
 
     `constrained`: the text has a constraint too, so a call must be recognised before it begins. `additional_properties`
     applies to the arguments' schemas. Raises RequestError for a choice of unknown tools.
@@ -71,8 +69,8 @@ def tool_call_options(
     if mode == "none" or not names:
         return None
     chosen = [functions[name] for name in names]
-    return ToolCallOptions(
-        format=tool_format,
+    return CallableTools(
+        definitions=[tool.model_dump(exclude_none=True) for tool in tools],
         schemas={function.name: _schema(function, additional_properties) for function in chosen},
         forced=mode == "required",
         strict=constrained or any(function.strict for function in chosen),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,11 +11,23 @@ from pydantic import Field
 from .....protocol.core import ModelInfo
 from .....protocol.errors import RequestError
 from .....protocol.sampling import Constraint, LogprobParams, PropertyOrder
-from ...bodies import Body, Many, Text, described, example
+from ....chat.input import ChatInput
+from ....chat.renderer import RenderOptions
+from ...bodies import Body, ChatOptionsBody, Many, Text, described, example
 from ..chat_body import Effort
 from ..constraints import JsonObjectFormat, Schema, TextFormat
 from ..fields import GenerationFields
-from ..tool_fields import AllowedChoice, AllowedTools, Function, FunctionName, Name, NamedChoice, Tool, ToolChoice
+from ..tool_fields import (
+    AllowedChoice,
+    AllowedTools,
+    Function,
+    FunctionName,
+    Name,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    callable_tools,
+)
 from .items import InputItem, qualified_name
 
 INCLUDABLE = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -78,7 +92,7 @@ class ReasoningOptions(Body):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponseBody(GenerationFields):
+class ResponseBody(GenerationFields, ChatOptionsBody):
     model_config = example({"input": "What is the capital of France?", "max_output_tokens": 16})
     n: Literal[1] = 1
     input: Annotated[Text | Many[InputItem], described(minLength=1, minItems=1)]
@@ -96,7 +110,6 @@ class ResponseBody(GenerationFields):
     background: bool = False
     client_metadata: dict[str, Any] | None = None  # without effect
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    exact_history: bool | None = None
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)
@@ -142,6 +155,23 @@ class ResponseBody(GenerationFields):
             for function in tool.tools
         }
 
+    def chat_input_of(self, messages: Sequence[Mapping[str, Any]], info: ModelInfo) -> ChatInput:
+        """Return what the body asks, with its conversation as the chat template gets it. Raises RequestError."""
+        limit = (self.max_output_tokens, "max_output_tokens")
+        asked = self.chat_input(messages, info, prompt_field="input", limit=limit)
+        return replace(
+            asked,
+            chat=self.chat_options(),
+            tools=callable_tools(
+                self.chat_tools(),
+                self.chat_choice(),
+                parallel=self.parallel_tool_calls,
+                constrained=asked.constraint is not None,
+                additional_properties=self.additional_properties,
+            ),
+            rendering=RenderOptions(variables=self.template_variables()),
+        )
+
     def chat_choice(self) -> ToolChoice | None:
         match self.tool_choice:
             case FlatChoice(name=name):
@@ -152,7 +182,7 @@ class ResponseBody(GenerationFields):
             case choice:
                 return choice
 
-    def template_options(self) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if self.reasoning is not None and self.reasoning.effort is not None:
             options["reasoning_effort"] = self.reasoning.effort

@@ -62,9 +62,10 @@ class Compactor:
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         messages.append({"role": "user", "content": SUMMARY_PROMPT})
-        chat = await self._service.request(
-            messages, body, None, limit=(None, "input"), prompt_field="input", default_limit=MAX_SUMMARY_TOKENS
+        asked = body.chat_input(
+            messages, info, prompt_field="input", limit=(None, "input"), default_limit=MAX_SUMMARY_TOKENS
         )
+        chat = await self._service.request(asked)
         async with self._service.completions(chat) as [completion]:
             summary = "".join([delta.content async for delta in completion.deltas()])
         said = [item for item in items if item["type"] == "message" and item["role"] == "user"]

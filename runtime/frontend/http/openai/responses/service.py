@@ -78,19 +78,7 @@ class ResponseService:
         messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
-        chat = await self._service.request(
-            messages,
-            body,
-            body.constraint(),
-            limit=(body.max_output_tokens, "max_output_tokens"),
-            prompt_field="input",
-            tools=body.chat_tools(),
-            tool_choice=body.chat_choice(),
-            parallel_calls=body.parallel_tool_calls,
-            logprobs=body.logprob_params(),
-            template_options=body.template_options(),
-            exact_history=body.exact_history,
-        )
+        chat = await self._service.request(body.chat_input_of(messages, self._core.require_info()))
         if chat.prompt.session is None:  # responses that continue one another are a session
             session = requested_session(None, chain=entry.first.response["id"])
             chat = replace(chat, prompt=replace(chat.prompt, session=session))
