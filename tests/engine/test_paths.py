@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels.cpu import decoder_step, step_arguments
+from ramiform.kernels.cpu.step import arguments, decoder_step
 from ramiform.runtime.engine import ForwardEngine, build_engine, needs, paths
 from ramiform.runtime.engine.draft_source import DraftStep
 from ramiform.runtime.engine.last_tokens import LastTokens
@@ -159,6 +159,7 @@ ROWS: dict[Need, Fields] = {
     "Sample.top_k": lambda draw: sampled(draw, temperature=draw.choice([0.0, 1.5]), top_k=draw.randrange(1, 9)),
     "Sample.top_p": lambda draw: sampled(draw, temperature=draw.choice([0.0, 1.5]), top_p=draw.uniform(0.1, 0.9)),
     "Sample.min_p": lambda draw: sampled(draw, temperature=1.5, min_p=draw.uniform(0.01, 0.5)),
+    "Sample.top_n_sigma": lambda draw: sampled(draw, temperature=1.5, top_n_sigma=draw.uniform(0.1, 2.0)),
     "Sample.draw": lambda draw: sampled(draw),
     "Sample.penalties": lambda draw: sampled(draw, penalties=penalties(draw)),
     "Sample.logit_bias": lambda draw: sampled(draw, logit_bias={draw.randrange(VOCABULARY): 9.0}),
@@ -413,4 +414,4 @@ def test_another_path_is_one_file_and_one_line(
 
 
 def test_the_compiled_step_takes_the_arguments_of_the_record() -> None:
-    assert tuple(signature(decoder_step.decoder_layers).parameters) == step_arguments.PARAMETERS
+    assert tuple(signature(decoder_step.decoder_layers).parameters) == arguments.PARAMETERS
