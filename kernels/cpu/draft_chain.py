@@ -24,7 +24,7 @@ from .attention.paged import (
     attend_tasks,
     num_tasks,
 )
-from .attention.plan import (
+from .attention.plan_array import (
     BEGINS,
     ENDS,
     GROUP,

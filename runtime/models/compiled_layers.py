@@ -7,7 +7,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 
 from ...kernels import Attention, KvCache
 from ...kernels.cpu.attention.paged import SINKS, CompiledAttention, kv_descriptor
-from ...kernels.cpu.attention.plan import COST
+from ...kernels.cpu.attention.plan_array import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
 from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.products.matmul import prepared_size
@@ -104,6 +105,37 @@ _KV_DTYPES = (torch.float32, torch.bfloat16)
 _QK_NORMS: dict[QkNorm | None, int] = {"all heads": ALL_HEADS, "per head after rope": AFTER_ROPE}
 _FIELDS = (QKV, OUTPUT, GATE_UP, DOWN)
 NO_PLAN = np.empty(0, np.int64)
+
+
+# Fields of a model's config that the loop takes, or that are no concern of it, whatever they hold. Blocks and matrices
+# are looked at one by one.
+_ANY_VALUE = frozenset(
+    {
+        *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+        *("head_dim", "norm_eps", "context_length", "qkv_bias", "o_bias", "mlp_bias", "tied_embeddings", "head_bias"),
+        *("rope", "second_rope", "second_rope_layers", "learned_positions", "streaming", "query_scales"),
+        *("activation", "mlp_names", "attention_scale", "sinks", "attention_cap", "embedding_scale", "residual_scale"),
+        *("logit_scale", "logit_cap", "stored", "experts", "recurrent", "multipliers", "mlp_layers", "quantisation"),
+    }
+)
+# The values that it takes of others; any further field has to be at its default.
+_VALUES: dict[str, Callable[[Any], bool]] = {
+    "windows": lambda windows: len(set(windows)) <= 2,
+    "qk_norm": frozenset((None, "per head", "per head after rope", "all heads", "without weights")).__contains__,
+    "norm": frozenset(
+        ("rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain")
+    ).__contains__,
+    "norm_placement": frozenset(("pre", "post", "sandwich", "parallel", "parallel, two norms", "one")).__contains__,
+}
+
+
+def _takes(config: ModelConfig) -> bool:
+    """Return True if the loop takes a model of this config."""
+    values = {field: getattr(config, field.name) for field in fields(config) if field.name not in _ANY_VALUE}
+    return all(
+        _VALUES[field.name](value) if field.name in _VALUES else value == field.default
+        for field, value in values.items()
+    )
 
 
 class _Mixture:
@@ -257,9 +289,7 @@ class CompiledLayers:
     def of(cls, parameters: DecoderParameters, config: ModelConfig) -> CompiledLayers | None:
         """Return the layers of a model or stage, or None when it has none, or one that the loop does not compute.
         `config` is that of the layers."""
-        if config.latent is not None or config.output_gate or reorders_outputs(config):
-            return None
-        if config.qk_norm == "layer norm per head" or len(set(config.windows)) > 2:
+        if not _takes(config) or reorders_outputs(config):
             return None
         blocks: list[_Block] = []
         for layer in parameters.layers:

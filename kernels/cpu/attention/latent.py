@@ -45,7 +45,8 @@ from .paged import (
     num_tasks,
     scratch_size,
 )
-from .plan import GROUP, TOKENS, AttentionPlan
+from .plan import AttentionPlan
+from .plan_array import GROUP, TOKENS
 
 _MIN_WORK = 4_000_000  # multiplications of a thread, or numbers of weights that it reads: 0.1 ms
 _MIN_ROWS = 16  # tokens of a row from which on expanding its keys may pay

@@ -53,7 +53,8 @@ from .inner import (
     weigh_values,
     write_output,
 )
-from .plan import (
+from .plan import AttentionPlan, copy_block, find_addresses, read_block, set_addresses
+from .plan_array import (
     BEGINS,
     COST,
     ENDS,
@@ -66,11 +67,6 @@ from .plan import (
     TILE_FIELDS,
     TILES,
     TOKENS,
-    AttentionPlan,
-    copy_block,
-    find_addresses,
-    read_block,
-    set_addresses,
 )
 
 LANES = HOST.lanes

@@ -27,7 +27,7 @@ from ..attention.paged import (
     num_tasks,
     scratch_size,
 )
-from ..attention.plan import TILE_ROWS, make_plan
+from ..attention.plan_array import TILE_ROWS, make_plan
 from ..bfloat16 import narrow, widen
 from ..compiled import Bytes, Floats, Ints, compiled
 from ..layers import GELU_TANH, normalise, normalise_together
