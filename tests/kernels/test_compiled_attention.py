@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from ramiform.kernels import AttentionArgs, Chunk, KvCache, RowSpan, for_device
 from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.attention.paged import CompiledAttention
-from ramiform.kernels.cpu.attention.plan import COST, HEADS, NUM_TILES, AttentionPlan
+from ramiform.kernels.cpu.attention.plan import AttentionPlan
+from ramiform.kernels.cpu.attention.plan_array import COST, HEADS, NUM_TILES
 from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
 from ramiform.kernels.reference.quantise import E4M3, quantise
 

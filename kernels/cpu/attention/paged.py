@@ -2,7 +2,7 @@
 
 A query meets its keys in blocks at fixed places, in ascending order, with an online softmax in float32 (Milakov and
 Gimelshein 2018, section 3). So its bits depend on nothing but its own keys: not on chunks, nor on which rows share
-pages, nor on the batch. `attention_plan` says which queries meet which blocks; a tile of it and a key/value head are a
+pages, nor on the batch. `plan_array` says which queries meet which blocks; a tile of it and a key/value head are a
 task, and tasks are independent.
 
 Legend: T tokens, S slots, H query heads, K key/value heads, G = H / K, D head size, R rows of a tile (a query of one
