@@ -15,7 +15,7 @@ import pytest
 import ramiform
 
 ROOT = Path(ramiform.__file__).parent
-PARTS = ("lang", "runtime", "radix", "constrained", "kernels")
+PARTS = ("lang", "runtime", "radix", "constrained", "kernels", "tools")
 ROOT_MODULES = ("__init__", "chat", "cli", "flags", "loops")
 
 # The layers from the bottom up. A module imports only from its own layer and from lower ones. The longest prefix
@@ -68,7 +68,8 @@ LAYERS = (
     ("runtime/frontend/http/anthropic", "runtime/frontend/http/ollama"),
     ("runtime/frontend",),
     ("runtime/processes",),
-    ("runtime/planner", "runtime/quantize", "runtime/train_draft", "runtime/load_test", "runtime/cluster", "runtime"),
+    ("runtime",),
+    ("tools",),
     ROOT_MODULES[:-1],
 )
 # Layers that can be used without the rest: all that they may import of the package.

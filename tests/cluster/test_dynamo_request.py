@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.cluster.dynamo_request import chunk_of, generate_of, session_of
+from ramiform.runtime.dynamo.request import chunk_of, generate_of, session_of
 from ramiform.runtime.protocol.core import Finish, ModelInfo, SoftPin, Tokens
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, TokenLogprob

@@ -22,8 +22,8 @@ from ramiform.runtime.speculation.eagle.compiled_chain import CompiledHead
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.speculation.tree import DraftTree
-from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.initial_head import initial_head
+from ramiform.tools.train_draft.config import head_config
+from ramiform.tools.train_draft.initial_head import initial_head
 
 from .naive_eagle import SIZES, NaiveHead, Tensors, naive_tree, paths, random_tensors, write_config
 
