@@ -29,12 +29,12 @@ _ROOT = Path(loops.__file__).parent
 _FOLDERS: dict[LoopGroup, tuple[str, ...]] = {
     "kernels": ("kernels/cpu",),
     "grammars": ("constrained/automaton", "constrained/regex"),
-    "drafts": ("runtime/speculation/suffix",),
+    "drafts": ("runtime/scheduler/drafts/suffix",),
 }
 PACKAGES: dict[LoopGroup, str] = {
     "kernels": "ramiform.kernels",
     "grammars": "ramiform.constrained",
-    "drafts": "ramiform.runtime.speculation.suffix",
+    "drafts": "ramiform.runtime.scheduler.drafts.suffix",
 }
 MESSAGE = "compiling loops for this processor, once: up to a minute and a half"
 

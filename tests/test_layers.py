@@ -36,12 +36,6 @@ LAYERS = (
     ("runtime/programs",),
     ("lang",),
     ("runtime/processes/bounded_sleep", "runtime/processes/parent_watchdog", "runtime/processes/logs"),
-    (
-        "runtime/speculation/tree",
-        "runtime/speculation/ngram",
-        "runtime/speculation/lookahead",
-        "runtime/speculation/suffix",
-    ),
     ("runtime/scheduler",),
     ("runtime/models/gguf/file",),
     ("runtime/tokenizer", "runtime/models"),
@@ -84,10 +78,6 @@ ALONE = {
     "runtime/scheduler": (
         "runtime/scheduler",
         "runtime/protocol",
-        "runtime/speculation/tree",
-        "runtime/speculation/ngram",
-        "runtime/speculation/lookahead",
-        "runtime/speculation/suffix",
         "loops",
         "radix",
         "constrained",

@@ -34,7 +34,7 @@ _MODULES: dict[LoopGroup, tuple[str, ...]] = {
         f"ramiform.constrained.{name}"
         for name in ("automaton.walk_packed", "automaton.literal_kernel", "regex.dfa_kernel", "regex.subset_kernel")
     ),
-    "drafts": ("ramiform.runtime.speculation.suffix",),
+    "drafts": ("ramiform.runtime.scheduler.drafts.suffix",),
 }
 _NICENESS = 10  # of the processes that compile: answers come first
 

@@ -46,22 +46,22 @@ from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
 from .batch import Batch, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
 from .counters import SchedulerCounters
-from .drafting import Drafting
+from .drafts.drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
 from .jump_forward import Retokenise, append_forced, follow_continued, jump_forward
-from .mask_preparation import MaskPreparation, Submit
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, Row, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
 from .remote_prefixes import FetchPrefix, RemotePrefixes
 from .request import Request, RequestClock, length_limit, program_id, session_id
-from .row_builder import build_following_row, build_row, build_sampling
-from .sampling_inputs import grammar_too_complex
+from .rows.mask_preparation import MaskPreparation, Submit
+from .rows.row_builder import build_following_row, build_row, build_sampling
+from .rows.sampling_inputs import grammar_too_complex
+from .rows.token_rules import token_rules
 from .stops import StopRules
-from .token_rules import token_rules
 
 __all__ = ["Scheduler", "VocabularyInfo", "make_cache"]
 

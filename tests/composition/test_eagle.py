@@ -13,9 +13,9 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler import drafting
+from ramiform.runtime.scheduler.drafts import drafting
+from ramiform.runtime.scheduler.drafts.speculation_policy import SpeculationPolicy, StepWork
 from ramiform.runtime.scheduler.plan import DraftSpec
-from ramiform.runtime.scheduler.speculation_policy import SpeculationPolicy, StepWork
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ramiform.kernels import NOT_FINITE, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
-from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
+from ramiform.runtime.scheduler.rows.sampling_inputs import random_bits, splitmix64
 
 
 def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

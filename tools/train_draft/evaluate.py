@@ -13,8 +13,8 @@ import torch
 
 from ...runtime.engine.draft_source import DraftRow, DraftSource, DraftStep
 from ...runtime.engine.kv_pool import PAGE_SIZE
+from ...runtime.scheduler.drafts.tree import DraftTree
 from ...runtime.scheduler.plan import DraftSpec
-from ...runtime.speculation.tree import DraftTree
 from .data import TrainingText
 from .target import Target
 

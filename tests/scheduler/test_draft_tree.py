@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.speculation.tree import DraftTree, is_chain
+from ramiform.runtime.scheduler.drafts.tree import DraftTree, is_chain
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.speculation.ngram import MAX_MATCH, MIN_MATCH, NgramIndex
+from ramiform.runtime.scheduler.drafts.ngram import MAX_MATCH, MIN_MATCH, NgramIndex
 
 
 def latest_match(tokens: list[int]) -> int | None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....loops import ready
+from .....loops import ready
 from ..tree import DraftTree
 from .index import IndexedText, SuffixIndex
 from .loops import BLOCK
@@ -19,7 +19,7 @@ MAX_OWN_TOKENS = 1 << 15  # last tokens of a request's text that are indexed whe
 CONTEXT_TOKENS = 16  # of the prompt, before a shared output
 MIN_SHARED_TOKENS = 4  # of an output, so that it is worth sharing
 SHARE_INTERVAL = 16  # tokens after which a live output is shared
-PACKAGE = "ramiform.runtime.speculation.suffix"  # whose loops may be postponed: until then there are no drafts
+PACKAGE = "ramiform.runtime.scheduler.drafts.suffix"  # whose loops may be postponed: until then there are no drafts
 
 
 @dataclass(eq=False)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import cast
 
-from ...constrained.backends import OutputMatcher, prepare_together
-from ...constrained.errors import GrammarError
-from ..protocol.errors import RequestError
-from ..protocol.sampling import Constraint
-from .request import Request
+from ....constrained.backends import OutputMatcher, prepare_together
+from ....constrained.errors import GrammarError
+from ...protocol.errors import RequestError
+from ...protocol.sampling import Constraint
+from ..request import Request
 from .sampling_inputs import grammar_too_complex
 
 MAX_WAIT = 0.002  # seconds that a step waits for masks that were begun after the step before

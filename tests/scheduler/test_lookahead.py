@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from ramiform.runtime.speculation.lookahead import MAX_NGRAMS, Lookahead
-from ramiform.runtime.speculation.tree import DraftTree
+from ramiform.runtime.scheduler.drafts.lookahead import MAX_NGRAMS, Lookahead
+from ramiform.runtime.scheduler.drafts.tree import DraftTree
 
 VOCAB = 97
 NextToken = Callable[[Sequence[int]], int]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from .batch import Batch, ScheduledRequest
-from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
-from .request import Request
+from ..batch import Batch, ScheduledRequest
+from ..plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
+from ..request import Request
 from .sampling_inputs import random_bits, request_mask
 
 

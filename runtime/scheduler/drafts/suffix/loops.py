@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ....loops import compiled
+from .....loops import compiled
 
 Ints = NDArray[np.int32]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...constrained.errors import GrammarError
-from ..protocol.errors import RequestError
-from ..speculation.tree import DraftTree
-from .plan import DraftNode
-from .request import Request
-from .sampling_inputs import random_bits, request_mask, token_mask
+from ....constrained.errors import GrammarError
+from ...protocol.errors import RequestError
+from ..plan import DraftNode
+from ..request import Request
+from ..rows.sampling_inputs import random_bits, request_mask, token_mask
+from .tree import DraftTree
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.speculation.suffix import SuffixDrafts, SuffixIndex
-from ramiform.runtime.speculation.suffix.index import IndexedText
-from ramiform.runtime.speculation.suffix.loops import (
+from ramiform.runtime.scheduler.drafts.suffix import SuffixDrafts, SuffixIndex
+from ramiform.runtime.scheduler.drafts.suffix.index import IndexedText
+from ramiform.runtime.scheduler.drafts.suffix.loops import (
     BLOCK,
     CONFIDENCE,
     MAX_FOUND,

@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
-from ..speculation.lookahead import Lookahead
-from ..speculation.ngram import NgramIndex
-from ..speculation.tree import DraftTree
-from .batch import Batch, ScheduledRequest
-from .counters import SpeculationCounters
-from .plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
+from ...protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ..batch import Batch, ScheduledRequest
+from ..counters import SpeculationCounters
+from ..plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
+from ..request import Request
+from .lookahead import Lookahead
+from .ngram import NgramIndex
 from .prepared_draft import prepare_draft
-from .request import Request
 from .speculation_policy import MAX_JUDGED_PROMPT, SpeculationPolicy, StepWork
+from .tree import DraftTree
 
 BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
 DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
@@ -45,7 +45,7 @@ class Drafting:
         self._policy = SpeculationPolicy()
         self._suffixes = None
         if self._source == "suffix":
-            from ..speculation.suffix import SuffixDrafts  # here, because most runtimes do not draft by it
+            from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
 
             self._suffixes = SuffixDrafts()
         self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify

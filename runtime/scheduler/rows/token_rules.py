@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..protocol.core import Generate
+from ...protocol.core import Generate
 
 
 class TokenRules:

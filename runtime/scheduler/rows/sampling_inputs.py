@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ...constrained.backends import OutputMatcher
-from ...constrained.errors import GrammarError
-from ..protocol.errors import RequestError
-from .request import Request
+from ....constrained.backends import OutputMatcher
+from ....constrained.errors import GrammarError
+from ...protocol.errors import RequestError
+from ..request import Request
 from .token_rules import TokenRules
 
 _MASK_64 = (1 << 64) - 1
