@@ -38,10 +38,10 @@ from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
 from .regex.listed import listed_dfa, listed_edges
 from .schema.compile import checked_document, schema_start
-from .schema.formats import PATTERNS
-from .schema.string_dfas import any_string, labelled_product, plain_states, regex_dfa
-from .schema.string_parts import StringPart
-from .schema.string_states import part_block
+from .schema.strings.formats import PATTERNS
+from .schema.strings.string_dfas import any_string, labelled_product, plain_states, regex_dfa
+from .schema.strings.string_parts import StringPart
+from .schema.strings.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
 from .tags.spec import read_tags
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from ..regex.expression import Chars, Seq, literal
+from ..regex.syntax.expression import Chars, Seq, literal
 from .cfg import MAX_REPEAT, MAX_TEXT, Cfg
 from .rule_expressions import Alternatives, Concatenation, Repetition, Rule, RuleReference, cfg_of_rules
 

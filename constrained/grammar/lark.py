@@ -21,7 +21,7 @@ from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import START
 from ..regex.leftmost_first import leftmost_first_dfa
-from ..regex.parser import parse_regex
+from ..regex.syntax.parser import parse_regex
 from .cfg import MAX_RULES, MAX_TEXT, Cfg, CfgBuilder, Symbol, Terminal
 
 if TYPE_CHECKING:

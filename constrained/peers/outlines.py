@@ -24,9 +24,9 @@ from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.charset import ALL
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import Chars, alternation, literal, repeat, sequence
 from ..regex.leftmost_first import leftmost_first_dfa
-from ..regex.parser import parse_regex
+from ..regex.syntax.expression import Chars, alternation, literal, repeat, sequence
+from ..regex.syntax.parser import parse_regex
 from .interface import Peer, not_supported
 from .outlines_schema import portable_pattern, schema_pattern
 from .schema_options import open_object, peer_schema

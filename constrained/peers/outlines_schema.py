@@ -17,7 +17,7 @@ from outlines_core.json_schema import build_regex_from_schema
 from ..budget import INTERPRETED, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import CharSet, charset, complement, intersection
-from ..regex.expression import (
+from ..regex.syntax.expression import (
     NOTHING,
     Alt,
     Chars,
@@ -30,9 +30,9 @@ from ..regex.expression import (
     repeat,
     sequence,
 )
-from ..regex.parser import parse_regex
-from ..schema.formats import format_expression
+from ..regex.syntax.parser import parse_regex
 from ..schema.keywords import KEYWORDS, TYPES, check_keywords, child
+from ..schema.strings.formats import format_expression
 
 MAX_NODES = 1_000  # subschemas, with references expanded
 MAX_DEPTH = 30

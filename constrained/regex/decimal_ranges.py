@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..budget import INTERPRETED, CompileBudget
 from .dfa import DEAD, START, Dfa, trimmed_dfa
-from .expression import Bytes, Chars, alternation, optional, repeat, sequence
+from .syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 
 _DIGIT, DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
 POSITIVE = sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))

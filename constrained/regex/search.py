@@ -15,9 +15,9 @@ from ..budget import PATTERN_STEPS, CompileBudget
 from ..errors import GrammarError
 from .byte_dfa import byte_dfa
 from .dfa import DEAD, START, Dfa
-from .expression import Alt, Expression, Look, Repeat, Seq, TextEnd, TextStart
-from .parser import parse_regex
 from .subset import char_dfa
+from .syntax.expression import Alt, Expression, Look, Repeat, Seq, TextEnd, TextStart
+from .syntax.parser import parse_regex
 
 MAX_CHAR_STATES = 1000  # states between characters, hence steps per byte, of all patterns together
 MAX_STATES = 4000  # of each intermediate automaton over characters

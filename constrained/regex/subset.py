@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ..budget import CompileBudget
 from .char_dfa import CharDfa, trimmed_char_dfa
 from .charset import ALL
-from .expression import Chars, Expression, Look, Seq, TextStart, repeat, sequence
 from .lookaround import determinise_with_lookaround
 from .nfa import CharNfa, build_char_nfa
+from .syntax.expression import Chars, Expression, Look, Seq, TextStart, repeat, sequence
 from .word_boundaries import determinise_with_boundaries, inspects_one_character
 
 T = TypeVar("T", bound=np.generic)

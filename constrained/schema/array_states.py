@@ -16,7 +16,7 @@ from .formula import And, Formula, Or, ResultCodes, Truths, atoms, conj, evaluat
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
 from .listed.finite_values import Canonical, canonical, finite_values, may_have_more_values, needed_exclusions, value_of
-from .string_states import result_code
+from .strings.string_states import result_code
 from .structure_parts import MORE_THAN_ANY, ArrayPart, CountRanges
 from .value_states import SPACES, ValueStart, result_codes
 

@@ -31,13 +31,13 @@ from ..regex.decimal_ranges import (
     in_ranges,
 )
 from ..regex.dfa import Dfa, intersect, trimmed_dfa
-from ..regex.expression import EMPTY, Bytes, optional, repeat, sequence
 from ..regex.listed import listed_dfa
 from ..regex.pair_product import pair_product
+from ..regex.syntax.expression import EMPTY, Bytes, optional, repeat, sequence
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
-from .string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
+from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
 
 MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number

@@ -22,7 +22,7 @@ from .keywords import (
     TYPES,
     UNEVALUATED_KEYWORDS,
 )
-from .string_dfas import has_texts
+from .strings.string_dfas import has_texts
 
 MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed

@@ -22,13 +22,13 @@ from ..formula import Formula, ResultCodes, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import APPLICATORS, child
-from ..name_states import MAX_KINDS, MemberNames
 from ..number_parts import NumberPart
-from ..object_context import ObjectContext, is_plain
-from ..object_states import ObjectState
-from ..string_dfas import any_string, combinations, format_chars, most_states, pattern_dfa
-from ..string_parts import string_dfa
-from ..string_states import string_start
+from ..objects.name_states import MAX_KINDS, MemberNames
+from ..objects.object_context import ObjectContext, is_plain
+from ..objects.object_states import ObjectState
+from ..strings.string_dfas import any_string, combinations, format_chars, most_states, pattern_dfa
+from ..strings.string_parts import string_dfa
+from ..strings.string_states import string_start
 from ..structure_parts import ArrayPart, ObjectPart
 from ..value_states import number_start, result_codes
 from .object_search import MAX_PARTS

@@ -11,8 +11,8 @@ from ...budget import INTERPRETED, charge
 from ..end_search import NEVER, EndSearch, ValueGoal
 from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, has_negation, implied, size_of
 from ..joint_truths import MAX_COMBINED_GOALS, joint_truths, restricted
-from ..name_states import NameClass, NameKind
-from ..object_context import ObjectContext
+from ..objects.name_states import NameClass, NameKind
+from ..objects.object_context import ObjectContext
 from ..structure_parts import ObjectPart
 
 MAX_PARTS = 96  # of an object whose end is searched for: the work grows with the fourth power of their number

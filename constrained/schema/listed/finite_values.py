@@ -13,7 +13,7 @@ from ...errors import GrammarError
 from ..formula import And, ExactlyOne, Formula, Or, atoms, evaluate
 from ..interface import SchemaCompiler
 from ..number_parts import NumberPart
-from ..string_parts import StringPart, char_product, chars_of, ends_soon, few_texts
+from ..strings.string_parts import StringPart, char_product, chars_of, ends_soon, few_texts
 from ..structure_parts import ArrayPart, ObjectPart
 from .values import ListedPart, json_value
 

@@ -12,7 +12,7 @@ from ...errors import GrammarError
 from ..formula import And, ExactlyOne, Formula, Not, Or, atoms, conj, disj, neg, one
 from ..interface import VALUE_TYPES, SchemaCompiler
 from ..number_parts import NumberPart
-from ..string_parts import StringPart
+from ..strings.string_parts import StringPart
 from ..structure_parts import ObjectPart
 from .evaluation import part_truth
 from .values import WORDS, GivenValue, ListedPart, given_value, json_value, listed_part

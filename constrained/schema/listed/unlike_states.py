@@ -17,10 +17,10 @@ from ..array_states import CLOSE as CLOSE_ARRAY
 from ..array_states import ArrayState, ItemGoal, repeats_item
 from ..formula import conj, neg
 from ..interface import SchemaCompiler
-from ..name_states import NameClass
-from ..object_context import MemberGoal
-from ..object_states import CLOSE, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
-from ..string_states import QUOTE
+from ..objects.name_states import NameClass
+from ..objects.object_context import MemberGoal
+from ..objects.object_states import CLOSE, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
+from ..strings.string_states import QUOTE
 from ..structure_parts import ArrayPart
 from ..value_states import SPACES, ValueStart, result_codes
 from .finite_values import Canonical, canonical, value_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .charset import CharSet, has_characters, intersection
+from ..charset import CharSet, has_characters, intersection
 from .expression import Alt, Chars, Expression, Repeat, Seq, TextEnd, TextStart
 
 _MAX_AMBIGUOUS = 8  # characters of an expression whose automaton may have a state for each set of them

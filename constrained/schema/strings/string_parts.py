@@ -10,18 +10,18 @@ from json.encoder import encode_basestring, encode_basestring_ascii
 
 import numpy as np
 
-from ..budget import CompileBudget, cached_piece, cached_property
-from ..errors import GrammarError
-from ..record import record
-from ..regex.alphabet import NO_CLASS
-from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa, choice, length_char_dfa
-from ..regex.charset import has_surrogates
-from ..regex.counted_chars import MAX_COUNT, NEVER, CountedProduct, LabelledTexts, counted_product, text_lengths
-from ..regex.dfa import DEAD, START, Dfa
-from ..regex.listed import listed_chars
-from . import formula as formulas
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths
+from ...budget import CompileBudget, cached_piece, cached_property
+from ...errors import GrammarError
+from ...record import record
+from ...regex.alphabet import NO_CLASS
+from ...regex.byte_dfa import byte_dfa
+from ...regex.char_dfa import CharDfa, choice, length_char_dfa
+from ...regex.charset import has_surrogates
+from ...regex.counted_chars import MAX_COUNT, NEVER, CountedProduct, LabelledTexts, counted_product, text_lengths
+from ...regex.dfa import DEAD, START, Dfa
+from ...regex.listed import listed_chars
+from .. import formula as formulas
+from ..formula import And, ExactlyOne, Formula, Not, Or, Truths
 from .string_dfas import any_pattern_chars, format_chars, length_dfa, pattern_chars, string_content_dfa, undecided_chars
 
 MAX_UNROLLED_LENGTH = 1000  # of a minimum or maximum length that states may stand for, where it cannot be counted

@@ -23,12 +23,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..budget import CompileBudget
-from ..regex.char_dfa import CharDfa, trimmed_char_dfa
-from ..regex.dfa import DEAD, START
-from ..regex.expression import Expression
-from ..regex.parser import parse_regex
-from ..regex.subset import char_dfa
+from ...budget import CompileBudget
+from ...regex.char_dfa import CharDfa, trimmed_char_dfa
+from ...regex.dfa import DEAD, START
+from ...regex.subset import char_dfa
+from ...regex.syntax.expression import Expression
+from ...regex.syntax.parser import parse_regex
 
 MAX_DIGITS = 12  # of a fraction of seconds, or a number in a duration: without a bound, a model may never end them
 

@@ -6,9 +6,9 @@ import re
 from functools import cache
 from typing import Literal, NoReturn
 
-from ..errors import GrammarError
-from ..record import record
-from .charset import ASCII_SPACE, DIGITS, ECMA_SPACE, MAX_CODE_POINT, WORD, CharSet, chars, charset, complement
+from ...errors import GrammarError
+from ...record import record
+from ..charset import ASCII_SPACE, DIGITS, ECMA_SPACE, MAX_CODE_POINT, WORD, CharSet, chars, charset, complement
 from .unicode_sets import case_variants, property_set, python_class
 
 Dialect = Literal["python", "ecma"]

@@ -10,16 +10,16 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
-from ..automaton.duplicate_names import used_names
-from ..record import record
-from .alternatives.object_search import ObjectEndSearch
-from .formula import Formula, Truths
+from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
+from ...automaton.duplicate_names import used_names
+from ...record import record
+from ..alternatives.object_search import ObjectEndSearch
+from ..formula import Formula, Truths
+from ..strings.string_states import QUOTE, result_code
+from ..structure_parts import ObjectPart
+from ..value_states import SPACES, ValueStart, result_codes
 from .name_states import NameClass, NameKind
 from .object_context import MemberGoal
-from .string_states import QUOTE, result_code
-from .structure_parts import ObjectPart
-from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
 # Marks in `others` that some unlisted name has come, where members come in order. A lone surrogate is no name.

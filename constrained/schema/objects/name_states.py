@@ -9,17 +9,17 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import Automaton
-from ..automaton.blocks import Block
-from ..automaton.literals import literal_states, without_text
-from ..budget import CompileBudget
-from ..errors import GrammarError
-from ..record import record
-from ..regex.counted_chars import NEVER
-from ..regex.dfa import DEAD, START, Dfa
-from .formula import Formula, Truths, atoms, evaluate, has_negation
-from .interface import SchemaCompiler
-from .string_dfas import (
+from ...automaton.automaton import Automaton
+from ...automaton.blocks import Block
+from ...automaton.literals import literal_states, without_text
+from ...budget import CompileBudget
+from ...errors import GrammarError
+from ...record import record
+from ...regex.counted_chars import NEVER
+from ...regex.dfa import DEAD, START, Dfa
+from ..formula import Formula, Truths, atoms, evaluate, has_negation
+from ..interface import SchemaCompiler
+from ..strings.string_dfas import (
     any_string,
     combinations,
     labelled_product,
@@ -30,7 +30,7 @@ from .string_dfas import (
     plain_states,
     string_content_dfa,
 )
-from .string_parts import (
+from ..strings.string_parts import (
     StringPart,
     char_product,
     chars_of,
@@ -40,8 +40,8 @@ from .string_parts import (
     spellings,
     string_dfa,
 )
-from .string_states import QUOTE, counted_block, is_undecided
-from .structure_parts import ObjectPart
+from ..strings.string_states import QUOTE, counted_block, is_undecided
+from ..structure_parts import ObjectPart
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-from ..budget import INTERPRETED, cached_property, charge
-from ..record import record
-from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic, size_of
-from .interface import SchemaCompiler
+from ...budget import INTERPRETED, cached_property, charge
+from ...record import record
+from ..formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic, size_of
+from ..interface import SchemaCompiler
+from ..strings.string_dfas import pattern_chars
+from ..structure_parts import CountRanges, ObjectKeywords, ObjectPart
 from .name_states import MemberNames, NameClass, NameKind
-from .string_dfas import pattern_chars
-from .structure_parts import CountRanges, ObjectKeywords, ObjectPart
 
 MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a search for more takes long
 

@@ -14,20 +14,20 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import EACH_PATTERN, PATTERN_STEPS, CompileBudget, cached_piece, charge
-from ..errors import GrammarError
-from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa, choice
-from ..regex.charset import ALL
-from ..regex.counted_chars import MAX_PRODUCT_STATES
-from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import Chars, Expression, alternation, has_look, repeat
-from ..regex.pair_product import product
-from ..regex.parser import containing, parse_regex
-from ..regex.size_bound import SizeBound, size_bound
-from ..regex.subset import char_dfa
+from ...budget import EACH_PATTERN, PATTERN_STEPS, CompileBudget, cached_piece, charge
+from ...errors import GrammarError
+from ...regex.byte_dfa import byte_dfa
+from ...regex.char_dfa import CharDfa, choice
+from ...regex.charset import ALL
+from ...regex.counted_chars import MAX_PRODUCT_STATES
+from ...regex.dfa import DEAD, START, Dfa
+from ...regex.pair_product import product
+from ...regex.subset import char_dfa
+from ...regex.syntax.expression import Chars, Expression, alternation, has_look, repeat
+from ...regex.syntax.parser import containing, parse_regex
+from ...regex.syntax.size_bound import SizeBound, size_bound
+from ..formula import Truths
 from .formats import format_expression, possible_expression, regex_chars
-from .formula import Truths
 
 MAX_JOINED = 100  # patterns whose union is made at once
 MAX_PATTERNS = 8192  # whose automata are kept
@@ -177,7 +177,7 @@ def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
     """Return the states from which every text of plain characters leads to such a state again: bool[S]."""
     found = _plain_states.get(dfa)
     if found is None:
-        from ..regex import dfa_kernel  # here, because it imports numba
+        from ...regex import dfa_kernel  # here, because it imports numba
 
         found = dfa_kernel.plain_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8)
         _plain_states[dfa] = found
@@ -188,7 +188,7 @@ def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
     """Return the states from which every plain character leads back to the same state: bool[S]."""
     found = _looping_states.get(dfa)
     if found is None:
-        from ..regex import dfa_kernel  # here, because it imports numba
+        from ...regex import dfa_kernel  # here, because it imports numba
 
         plain = plain_states(dfa)
         found = dfa_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
@@ -278,7 +278,7 @@ def live_part(table: NDArray[np.int32], class_of: NDArray[np.uint8], labels: NDA
 
 def live_states(table: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the states of a table [S, C] from which one that `ends` is reached: bool[S]."""
-    from ..regex import dfa_kernel  # here, because it imports numba
+    from ...regex import dfa_kernel  # here, because it imports numba
 
     alive = dfa_kernel.alive(np.ascontiguousarray(table), ends)
     alive[DEAD] = False

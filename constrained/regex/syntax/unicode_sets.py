@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .charset import MAX_CODE_POINT, CharSet, charset
+from ..charset import MAX_CODE_POINT, CharSet, charset
 
 # How letters of different case are equal: as in Python's `re`; the same, but no letter of ASCII equals one beyond it;
 # or by the simple case folding of ECMA-262's flags `iu`.

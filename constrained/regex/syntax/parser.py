@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..errors import GrammarError
+from ...errors import GrammarError
+from ..charset import ALL, chars
 from .char_classes import CharacterReader, Dialect, Flags, cased, named_classes
-from .charset import ALL, chars
 from .expression import Chars, Expression, Look, Seq, TextEnd, TextStart, alternation, repeat, sequence
 
 MAX_NESTING = 60

@@ -8,30 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.actions import UNBOUNDED
-from ..automaton.automaton import Automaton
-from ..automaton.blocks import Block, CharacterCounts
-from ..automaton.literals import literal_states
-from ..budget import CompileBudget, cached_piece
-from ..errors import GrammarError
-from ..regex.byte_dfa import byte_dfa
-from ..regex.counted_chars import NEVER, LabelledTexts
-from ..regex.dfa import DEAD, START, Dfa, free_kinds
-from .alternatives.scalars import apart
-from .formula import (
-    And,
-    ExactlyOne,
-    Formula,
-    Not,
-    Or,
-    ResultCodes,
-    Truths,
-    atoms,
-    evaluate,
-    reader,
-    substitute,
-)
-from .listed.evaluation import SparseTruths
+from ...automaton.actions import UNBOUNDED
+from ...automaton.automaton import Automaton
+from ...automaton.blocks import Block, CharacterCounts
+from ...automaton.literals import literal_states
+from ...budget import CompileBudget, cached_piece
+from ...errors import GrammarError
+from ...regex.byte_dfa import byte_dfa
+from ...regex.counted_chars import NEVER, LabelledTexts
+from ...regex.dfa import DEAD, START, Dfa, free_kinds
+from ..alternatives.scalars import apart
+from ..formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate, reader, substitute
+from ..listed.evaluation import SparseTruths
 from .string_dfas import any_string, format_chars, looping_states, plain_states, string_content_dfa
 from .string_parts import StringPart, candidates, labelled_strings, spellings
 
@@ -248,7 +236,7 @@ def counted_block(labelled: LabelledTexts) -> Block:
 
 def _inner_bounds(dfa: Dfa, labelled: LabelledTexts) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the counts with which each state of a string may be entered, also inside characters: int32[S] each."""
-    from ..regex import dfa_kernel  # not at the top: it imports numba
+    from ...regex import dfa_kernel  # not at the top: it imports numba
 
     num_chars = labelled.chars.num_states
     fewest = np.full(dfa.num_states, NEVER, np.int64)

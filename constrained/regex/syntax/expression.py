@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..record import record
-from .charset import CharSet, charset
+from ...record import record
+from ..charset import CharSet, charset
 
 
 @record()
