@@ -19,14 +19,15 @@ from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
 from ..reference.quantise import INT4, QUANTISED_MAX, stored_size
-from . import experts, latent_attention, layers, logits, lora, recurrence, sampling, store
-from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
+from . import experts, layers, logits, lora, recurrence, sampling, store
+from .attention import latent_attention
+from .attention.chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
+from .attention.paged_rows import QUERY_CLASSES, PagedRows
+from .attention.split_attention import Merge, SharedPass, attend_shared, split_attention
+from .attention.splits import fixed_splits, make_splits
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
-from .paged_rows import QUERY_CLASSES, PagedRows
 from .quantised_matmul import Codes, dequantise, matmul, quantise_rows
-from .split_attention import Merge, SharedPass, attend_shared, split_attention
-from .splits import fixed_splits, make_splits
 
 _META = torch.device("meta")  # tiles are those of the CUDA device, or of the one assumed without any
 

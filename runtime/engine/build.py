@@ -21,7 +21,7 @@ from ..models.parallel.shard import shard_of
 from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
 from ..models.read_config import read_config
-from ..models.weights import Progress
+from ..models.stored.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .compile_kernels import compile_kernels

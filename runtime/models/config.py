@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from ...kernels import Chunk, StreamingSizes
 from .config_fields import ConfigFields
-from .experts_config import ExpertsConfig, parse_experts
+from .experts.config import ExpertsConfig, parse_experts
 from .families.row import Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
 from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
 from .recurrent.config import Multipliers, RecurrentConfig, layer_kinds, parse_multipliers, parse_recurrent
-from .rope_config import NO_ROPE, RopeConfig, parse_rope
+from .rope.config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
 _ACTIVATIONS: dict[str, Activation] = {

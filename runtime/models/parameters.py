@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .config import LayerPart, ModelConfig
-from .experts_config import ExpertsConfig
+from .experts.config import ExpertsConfig
+from .experts.mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .families.row import NormPlacement
 from .latent.attention import LatentParameters
 from .linear import (
@@ -29,7 +30,6 @@ from .linear import (
     linear_parts,
     stacked_destinations,
 )
-from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
 from .norm import Norm, allocate_norm, norm_destination
 from .parallel.group import SINGLE_RANK, Group
@@ -51,7 +51,7 @@ from .recurrent.layer import RecurrentLayer, projection_modules
 from .recurrent.mixture import LATENT_NAMES, UngatedMixture
 from .recurrent.parallel import joined_projections, scaled_mlp
 from .recurrent.selective import allocate_recurrent
-from .stored_layout import as_stored
+from .stored.layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
 

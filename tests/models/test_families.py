@@ -25,7 +25,7 @@ from ramiform.runtime.models.parallel.group import Group
 from ramiform.runtime.models.parallel.shard import why_indivisible
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.models.rope import rope_amplitude, rope_frequencies
+from ramiform.runtime.models.rope.angles import rope_amplitude, rope_frequencies
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError

@@ -27,8 +27,8 @@ from ...runtime.models.linear import DenseLinear
 from ...runtime.models.load import load_model
 from ...runtime.models.parameters import LayerParameters, num_parameters
 from ...runtime.models.quantised.rounding import int8_rows
-from ...runtime.models.stored_layout import rotary_order
-from ...runtime.models.weights import Progress
+from ...runtime.models.stored.layout import rotary_order
+from ...runtime.models.stored.weights import Progress
 from ...runtime.protocol.errors import RequestError
 from ...runtime.scheduler.plan import Row
 from . import CalibratedMethod

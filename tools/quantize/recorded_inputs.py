@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from ...runtime.models.config import ModelConfig
+from ...runtime.models.experts.mixture import ExpertLinear, ExpertSlice, MixtureMlp, SeparateExperts, SharedExpert
 from ...runtime.models.linear import DenseLinear, Destination, Linear
-from ...runtime.models.mixture import ExpertLinear, ExpertSlice, MixtureMlp, SeparateExperts, SharedExpert
 from ...runtime.models.mlp import DenseMlp, Mlp
 from ...runtime.models.packed_linear import PackedLinear
 from ...runtime.models.parameters import LayerParameters

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from ...runtime.models.errors import CheckpointError
 from ...runtime.models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ...runtime.models.read_config import read_config
-from ...runtime.models.weights import INDEX_FILE, Progress, weight_files
+from ...runtime.models.stored.weights import INDEX_FILE, Progress, weight_files
 from . import Method
 from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest

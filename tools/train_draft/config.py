@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...runtime.models.config import ModelConfig
-from ...runtime.models.rope_config import RopeConfig
+from ...runtime.models.rope.config import RopeConfig
 from ...runtime.speculation.eagle.config import HeadConfig, HeadKind, default_layers
 
 

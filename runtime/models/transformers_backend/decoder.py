@@ -22,8 +22,8 @@ from ....kernels import AttentionArgs, KvCache, Ops, RowSpan, for_device
 from ..config import ModelConfig
 from ..decoder import Decoder, DecoderInputs
 from ..errors import CheckpointError
-from ..rope import Rope
-from ..weights import Progress
+from ..rope.angles import Rope
+from ..stored.weights import Progress
 from .attention import NAME, AttentionProbe, NotServed, PagedAttention, set_owner
 from .config import is_packed_gpt_oss, load_package, probed_shape, quiet, read_transformers_config
 

@@ -17,7 +17,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ....kernels import for_device
-from ..mixture import ExpertLinear, SeparateExperts
+from ..experts.mixture import ExpertLinear, SeparateExperts
 from ..quantised.mxfp4 import GROUP, Mxfp4Linear, check_exponents
 
 METHOD = "ramiform-mxfp4"

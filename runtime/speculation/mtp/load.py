@@ -32,8 +32,8 @@ from ...models.packed_linear import pack_linear
 from ...models.parallel.group import SINGLE_RANK
 from ...models.parallel.stage import Stage, with_layers
 from ...models.parameters import allocate_parameters, checkpoint_destinations
-from ...models.stored_layout import renaming
-from ...models.weights import weight_files
+from ...models.stored.layout import renaming
+from ...models.stored.weights import weight_files
 from ...protocol.errors import RequestError
 
 MAX_LAYERS = 16

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from ..attention_groups import PIECE_TOKENS
+from ...attention_groups import PIECE_TOKENS
 
 MAX_TREE = 64  # tokens of a row with a tree: a bit each
 # Kernels are compiled for these numbers of tokens of a row; the second last is that of pieces of shared keys.

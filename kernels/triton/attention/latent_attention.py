@@ -14,15 +14,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..arguments import RopeAndStoreArgs
-from ..kv_cache import KvCache
-from ..reference.quantise import E5M2, QUANTISED_MAX
+from ...arguments import RopeAndStoreArgs
+from ...kv_cache import KvCache
+from ...reference.quantise import E5M2, QUANTISED_MAX
+from ..launch_configs import latent_tile
+from ..launching import launch
+from ..store import E5M2_MAX, quantise
 from .flash_attention import LOG2E, start
-from .launch_configs import latent_tile
-from .launching import launch
 from .paged_rows import PagedRows, product_dtype
 from .splits import ROWS_AT_ONCE, Splits, fixed_splits, row_of_split
-from .store import E5M2_MAX, quantise
 
 
 def attend_latents(

@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..kv_cache import KvCache
-from ..transfer import to_device
+from ...kv_cache import KvCache
+from ...transfer import to_device
+from ..launch_configs import AttentionTile, num_parts
+from ..launching import launch
 from .flash_attention import attend, head_offset, score_factor, share_beside_sinks, start
-from .launch_configs import AttentionTile, num_parts
-from .launching import launch
 from .paged_rows import PagedRows, product_dtype
 
 _MOST_PARTS = 8  # of a tile's keys

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .errors import CheckpointError
-from .linear import Destination
-from .stored_layout import is_attention_scale
+from ..errors import CheckpointError
+from ..linear import Destination
+from .layout import is_attention_scale
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 IsIgnored = Callable[[str], bool]  # True for tensors that need no destination

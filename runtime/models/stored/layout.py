@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .config import ModelConfig, StoredLayout
-from .linear import Destination, in_order_of
+from ..config import ModelConfig, StoredLayout
+from ..linear import Destination, in_order_of
 
 Parts = dict[str, Destination]
 

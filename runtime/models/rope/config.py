@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .config_fields import ConfigFields
+from ..config_fields import ConfigFields
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "listed", "none"]
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "su")

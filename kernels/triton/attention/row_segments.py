@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import RowSpan, SharedKeys
-from ..attention_groups import PIECE_TOKENS, Pieces
-from ..reference.attention_layout import ancestors, tree_paths
-from ..transfer import to_device
+from ...arguments import RowSpan, SharedKeys
+from ...attention_groups import PIECE_TOKENS, Pieces
+from ...reference.attention_layout import ancestors, tree_paths
+from ...transfer import to_device
+from ..launch_configs import AttentionTile
 from .chunk_attention import QueryTiles, tile_table, tokens_of_tile
-from .launch_configs import AttentionTile
 from .paged_rows import MAX_TREE, PagedRows, query_class
 
 _FEW = (1, 8, MAX_TREE)  # rows of at most so many tokens are launched together

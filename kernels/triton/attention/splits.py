@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launching import launch
+from ..launching import launch
 from .paged_rows import PagedRows
 
 ROWS_AT_ONCE = 128  # rows whose tables a program reads at once

@@ -19,12 +19,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..attention_groups import LEVELS, PIECE_TOKENS
-from ..kv_cache import KvCache
+from ...attention_groups import LEVELS, PIECE_TOKENS
+from ...kv_cache import KvCache
+from ..launch_configs import split_tile
+from ..launching import launch
 from .flash_attention import LOG2E, attend, head_offset, score_factor, share_beside_sinks, start
 from .latent_attention import attend_latents
-from .launch_configs import split_tile
-from .launching import launch
 from .paged_rows import MAX_TREE, PagedRows, product_dtype, query_class
 from .splits import ROWS_AT_ONCE, Splits, row_of_split
 

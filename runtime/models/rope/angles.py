@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .rope_config import RopeConfig
+from .config import RopeConfig
 
 
 class Rope:

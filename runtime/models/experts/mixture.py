@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ... import kernels
-from ...kernels import Ops
-from ...kernels.reference.experts import Routing
-from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
-from .experts_config import ExpertsConfig, StackedNames
-from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
-from .mlp import DenseMlp, Mlp
-from .packed_linear import can_pack
-from .quantised.factory import make_linear
-from .quantised.mxfp4 import GROUP as MXFP4_GROUP
-from .quantised.scheme import Quantisation
+from .... import kernels
+from ....kernels import Ops
+from ....kernels.reference.experts import Routing
+from ....kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
+from ..linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
+from ..mlp import DenseMlp, Mlp
+from ..packed_linear import can_pack
+from ..quantised.factory import make_linear
+from ..quantised.mxfp4 import GROUP as MXFP4_GROUP
+from ..quantised.scheme import Quantisation
+from .config import ExpertsConfig, StackedNames
 
 
 class ExpertLinear(Loadable, Protocol):

@@ -13,27 +13,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import AttentionArgs, DecodeAttentionArgs, QueryTensors, RowSpan
-from ..attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens, pieces_of, shared_tokens
-from ..kv_cache import KvCache
-from ..reference.attention import paged_attention
-from ..reference.attention_layout import AttentionLayout, attention_layout
-from ..reference.quantise import INT4
-from ..transfer import to_device
+from ...arguments import AttentionArgs, DecodeAttentionArgs, QueryTensors, RowSpan
+from ...attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens, pieces_of, shared_tokens
+from ...kv_cache import KvCache
+from ...reference.attention import paged_attention
+from ...reference.attention_layout import AttentionLayout, attention_layout
+from ...reference.quantise import INT4
+from ...transfer import to_device
+from ..launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile, most_split_queries, num_splits_wanted
+from ..store import rotate
 from .chunk_attention import QueryTiles, chunk_attention
 from .latent_attention import attend_chunks
-from .launch_configs import (
-    DETERMINISTIC_SPLIT_KEYS,
-    SPLIT_KEYS,
-    chunk_tile,
-    most_split_queries,
-    num_splits_wanted,
-)
 from .paged_rows import PagedRows
 from .row_segments import RowSegment, kernel_inputs, piece_rows, segments_by_kernel
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
 from .splits import Splits, fixed_splits, make_splits, num_seen
-from .store import rotate
 
 _LATENT_QUERIES = 8  # tokens of a segment with latents in deterministic mode
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...kernels import QUANTISED_MAX
-from .config import ModelConfig
-from .errors import CheckpointError
-from .gguf.file import is_gguf
-from .stored_layout import parse_kv_scale_name, renaming
+from ....kernels import QUANTISED_MAX
+from ..config import ModelConfig
+from ..errors import CheckpointError
+from ..gguf.file import is_gguf
+from .layout import parse_kv_scale_name, renaming
 from .weights import weight_files
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ...kernels import GroupRouting
-from .config_fields import ConfigFields
+from ....kernels import GroupRouting
+from ..config_fields import ConfigFields
 
 
 class ExpertNames(NamedTuple):
