@@ -43,8 +43,8 @@ from ramiform.bench.simulation import STEP_SECONDS, TOKEN_SECONDS, NoGrammars, s
 from ramiform.bench.simulation import VOCABULARY as TOKENS
 from ramiform.bench.workloads import make_workloads
 from ramiform.radix.cache import PrefixCache
+from ramiform.radix.eviction.strategies import EvictionStrategy
 from ramiform.radix.reuse_forecast import ReuseForecast
-from ramiform.radix.strategies import EvictionStrategy
 from ramiform.radix.tree import TreeNode
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import (

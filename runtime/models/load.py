@@ -71,7 +71,7 @@ def load_model(
         config = replace(config, rope=config.rope.within(context_length), windows=windows)
     own = config.quantisation
     if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
-        from .gguf.block_formats import four_bit_modules  # here, because it imports gguf
+        from .gguf.block_reader import four_bit_modules  # here, because it imports gguf
 
         formats = four_bit_modules(own.block_formats, config)  # the others are read as dense
         own = replace(own, block_formats=formats) if formats else None

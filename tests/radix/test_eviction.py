@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from ramiform.radix.cache import PrefixCache
-from ramiform.radix.strategies import STRATEGIES
+from ramiform.radix.eviction.strategies import STRATEGIES
 from ramiform.runtime.protocol.config import EvictionName
 
 from .invariants import check_invariants

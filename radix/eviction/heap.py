@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
 
+from ..tree import TreeNode
 from .strategies import EvictionStrategy, Key
-from .tree import TreeNode
 
 Entry = tuple[Key, int, TreeNode]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from .reuse_forecast import ReuseForecast, WaitGroup
-from .tree import TreeNode
+from ..reuse_forecast import ReuseForecast, WaitGroup
+from ..tree import TreeNode
 
 Key = tuple[float, ...]
 
