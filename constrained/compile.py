@@ -20,8 +20,8 @@ from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget, compilation, counted
 from .constraint import (
     Choices,
-    Constraint,
     Grammar,
+    GrammarSource,
     JsonObject,
     JsonSchema,
     PropertyOrder,
@@ -49,7 +49,7 @@ _warming = Lock()
 
 
 def compile_constraint(
-    constraint: Constraint,
+    constraint: GrammarSource,
     vocabulary: Vocabulary,
     *,
     whitespace: WhitespacePolicy = "bounded",
@@ -68,7 +68,7 @@ def compile_constraint(
 
 
 def _compiled(
-    constraint: Constraint, vocabulary: Vocabulary, whitespace: WhitespacePolicy, order: PropertyOrder
+    constraint: GrammarSource, vocabulary: Vocabulary, whitespace: WhitespacePolicy, order: PropertyOrder
 ) -> CompiledGrammar:
     match constraint:
         case JsonSchema(schema=schema, options=options):

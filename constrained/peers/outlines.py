@@ -19,7 +19,7 @@ from outlines_core import Vocabulary as OutlinesVocabulary
 
 from ..automaton.vocabulary import Vocabulary
 from ..budget import CompileBudget
-from ..constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
+from ..constraint import Choices, GrammarSource, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.charset import ALL
@@ -39,7 +39,7 @@ MAX_TRANSITIONS = 6_000_000  # in the table, at about 85 bytes each
 _SAMPLE = 2_000  # tokens from which the number of transitions is estimated
 
 
-def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
     """Return the function that compiles a constraint to a factory of matchers."""
     ids: dict[bytes, list[int]] = {}
     for number, data in enumerate(vocabulary.tokens):
@@ -47,7 +47,7 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
             ids.setdefault(data, []).append(number)
     tokens: Any = OutlinesVocabulary(min(vocabulary.eos_ids), {**ids, NUL: [len(vocabulary)]})
 
-    def compile_one(constraint: Constraint) -> Callable[[], Peer]:
+    def compile_one(constraint: GrammarSource) -> Callable[[], Peer]:
         try:
             pattern = rf"(?:{_pattern(constraint, WHITESPACE if any_whitespace else '')})\x00"
             _check_size(pattern, list(ids))
@@ -62,7 +62,7 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
     return compile_one
 
 
-def _pattern(constraint: Constraint, whitespace: str) -> str:
+def _pattern(constraint: GrammarSource, whitespace: str) -> str:
     match constraint:
         case Regex(pattern=pattern):
             return portable_pattern(parse_regex(pattern))

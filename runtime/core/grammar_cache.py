@@ -21,6 +21,7 @@ from ...constrained import (
     Choices,
     Grammar,
     GrammarError,
+    GrammarSource,
     JsonSchema,
     Regex,
     SchemaOptions,
@@ -28,7 +29,6 @@ from ...constrained import (
     Vocabulary,
     WhitespacePolicy,
 )
-from ...constrained import Constraint as GrammarSource
 from ...constrained.backends import BackendName, MatcherSource, backend
 from ..protocol.errors import RequestError
 from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
