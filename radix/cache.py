@@ -36,7 +36,7 @@ class PrefixCache:
     """
 
     num_pages: int
-    page_size: int = 16
+    page_size: int
     enabled: bool = True
     _: KW_ONLY
     num_host_pages: int = 0

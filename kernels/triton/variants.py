@@ -41,10 +41,10 @@ class KernelShapes:
     head_dim: int
     hidden_size: int
     vocab_size: int
+    page_size: int
     latent_rank: int = 0  # first dimensions of a key that are its value; 0: values are stored apart
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
-    page_size: int = 16
     windows: tuple[int | None, ...] = (None,)
     soft_cap: float | None = None
     sinks: bool = False
