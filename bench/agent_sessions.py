@@ -260,7 +260,7 @@ class Replay:
                 tokens=session.blocks,
                 sampling=SamplingParams(max_new_tokens=turn.num_output, ignore_eos=True, seed=number),
                 program=session.name if self._hints == "program" or self._sees else None,
-                claims=[SoftPin(0, reused if self._sees else None)],
+                soft_pins=[SoftPin(0, reused if self._sees else None)],
                 session=ClientSession(session.name) if self._by_header else None,
             )
         )

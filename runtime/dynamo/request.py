@@ -67,7 +67,7 @@ def generate_of(request: Mapping[str, Any], info: ModelInfo) -> Generate:
         priority=_priority(request),
         namespace=_namespace(request),
         program=None if session is None else f"session {session}",
-        claims=[] if session is None else [SoftPin(0)],
+        soft_pins=[] if session is None else [SoftPin(0)],
     )
 
 

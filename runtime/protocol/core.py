@@ -128,7 +128,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
     the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens may come
     many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
-    that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
+    that the request belongs to, for scheduling; `soft_pins` are for eviction, `progress` is the program's.
     Requests of clients may have a `session` instead, and ask to `retain` prefixes of the prompt.
     `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
     output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
@@ -144,8 +144,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
-    claims: list[SoftPin] = []
-    outlook: ProgramProgress | None = None
+    # On the wire and in plan logs, these have the names of older versions.
+    soft_pins: list[SoftPin] = msgspec.field(default_factory=list, name="claims")
+    progress: ProgramProgress | None = msgspec.field(default=None, name="outlook")
     session: ClientSession | None = None
     retain: list[Retention] = []
     in_bulk: bool = False

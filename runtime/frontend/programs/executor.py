@@ -147,8 +147,8 @@ class TokenExecutor:
             logprobs=gen.logprobs,
             namespace=context.namespace,
             program=context.program,
-            claims=context.claims,
-            outlook=context.outlook,
+            soft_pins=context.soft_pins,
+            progress=context.progress,
             adapter=context.adapter,
             in_bulk=not gen.stream and not self._state.program.has_token_budget,  # which is spent token by token
         )
@@ -225,8 +225,8 @@ class TokenExecutor:
         return RequestContext(
             program=self._program,
             namespace=self._namespace,
-            claims=self._soft_pins(tokens, num_kept),
-            outlook=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
+            soft_pins=self._soft_pins(tokens, num_kept),
+            progress=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
             adapter=lora,
         )
 

@@ -45,8 +45,8 @@ class Prompt:
     priority: int = 0
     namespace: str = ""
     program: str | None = None
-    claims: list[SoftPin] = field(default_factory=list)
-    outlook: ProgramProgress | None = None
+    soft_pins: list[SoftPin] = field(default_factory=list)
+    progress: ProgramProgress | None = None
     session: SessionId | None = None  # as the client names it
     retain: list[Retention] = field(default_factory=list)
     name: str | None = None
@@ -118,8 +118,8 @@ class SampleStream:
                 priority=prompt.priority,
                 namespace=prompt.namespace,
                 program=prompt.program,
-                claims=prompt.claims,
-                outlook=prompt.outlook,
+                soft_pins=prompt.soft_pins,
+                progress=prompt.progress,
                 retain=prompt.retain,
                 session=None if prompt.session is None else generator.core_session(prompt.session),
                 in_bulk=prompt.in_bulk,
@@ -306,7 +306,7 @@ class Generator:
             [
                 SampleStream(
                     self,
-                    replace(prompt, claims=[]) if i else prompt,
+                    replace(prompt, soft_pins=[]) if i else prompt,
                     _seeded(prompt.sampling, seed + i),
                     patterns,
                     banned,

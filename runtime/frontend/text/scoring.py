@@ -29,8 +29,8 @@ class RequestContext:
 
     program: str | None = None
     namespace: str = ""
-    claims: list[SoftPin] = field(default_factory=list)
-    outlook: ProgramProgress | None = None
+    soft_pins: list[SoftPin] = field(default_factory=list)
+    progress: ProgramProgress | None = None
     adapter: str | None = None  # LoRA adapter; None: the base alone
 
 
@@ -61,8 +61,8 @@ async def score(core: CoreClient, batch: Sequence[Continuation], context: Reques
                         logprobs=LogprobParams(prompt_from=each.start),
                         namespace=context.namespace,
                         program=context.program,
-                        claims=[] if index else context.claims,
-                        outlook=context.outlook,
+                        soft_pins=[] if index else context.soft_pins,
+                        progress=context.progress,
                         adapter=context.adapter,
                     )
                 )
