@@ -47,7 +47,7 @@ from .layout import MAX_DEPTH
 from .tables import Tables
 
 MAX_GUARDS = 64  # cached results of guarded frames
-MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
+_MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
 # Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
 BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
 MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
@@ -259,7 +259,7 @@ class Automaton:
         self.tables.pushes[push, 3] = limited
 
     def fill(self, number: int) -> None:
-        """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""
+        """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond _MAX_BYTES."""
         if self.num_filled % MEASURE_INTERVAL == 0:
             self._check_size()
         self.num_filled += 1
@@ -286,9 +286,9 @@ class Automaton:
         return self.tables.num_bytes + BYTES_PER_STATE * num_states + BYTES_PER_ENTRY * num_entries
 
     def _check_size(self) -> None:
-        if self.num_bytes > MAX_BYTES:
+        if self.num_bytes > _MAX_BYTES:
             raise StatesExhaustedError(
-                f"the constraint is too complex: its states take more than {MAX_BYTES >> 20} MiB"
+                f"the constraint is too complex: its states take more than {_MAX_BYTES >> 20} MiB"
             )
 
     def clear(self) -> None:

@@ -115,7 +115,7 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
         number = int(sets.counts[kernel.SETS])
         budget.check(number, int(sets.counts[kernel.WORK]))
         sets.counts[kernel.WORK] = 0
-        if answer == kernel.DONE:
+        if answer == kernel.ROWS_DONE:
             return trimmed_char_dfa(nfa.alphabet, sets.table[:number], sets.ends[:number])
         if answer == kernel.NEEDS_MEMBERS:
             sets.grow_members()

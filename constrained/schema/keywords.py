@@ -30,7 +30,7 @@ APPLICATORS = frozenset(
     ]
 )
 ANNOTATIONS = frozenset(("title", "description", "default", "examples"))
-MAX_COUNT = 1 << 63
+_MAX_COUNT = 1 << 63
 ONE, SEQUENCE, ALL = 1, 2, 4  # a keyword's subschema is its value, the items of its value, the members of its value
 
 
@@ -103,8 +103,8 @@ def _are_names(value: Any) -> bool:
 # Each kind of value: its check, and its description in error messages.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "count": (
-        lambda value: _is_number(value) and 0 <= value <= MAX_COUNT and value == int(value),
-        f"a natural number of at most {MAX_COUNT}",
+        lambda value: _is_number(value) and 0 <= value <= _MAX_COUNT and value == int(value),
+        f"a natural number of at most {_MAX_COUNT}",
     ),
     "number": (_is_number, "a number"),
     "bound": (lambda value: isinstance(value, int | float), "a number"),  # draft 4 has booleans here

@@ -24,7 +24,7 @@ from .keywords import (
 )
 from .strings.string_dfas import has_texts
 
-MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
+_MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed
 MAX_COMPARED = 64  # schemas without a common member that are compared pair by pair
 _OBJECT_LIMITS = frozenset(("required", "minProperties", "maxProperties"))
@@ -45,7 +45,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 }
 
 
-def quick_satisfiable(document: Document, location: Location, depth: int = MAX_DEPTH) -> bool:
+def quick_satisfiable(document: Document, location: Location, depth: int = _MAX_DEPTH) -> bool:
     """Return True if some value surely satisfies the schema. False means unknown."""
     schema = location.schema
     if isinstance(schema, bool):
@@ -270,7 +270,7 @@ def _required(schema: dict[str, Any]) -> list[str]:
     return required if isinstance(required, list) else []
 
 
-def _outline(document: Document, location: Location, required: list[str], depth: int = MAX_DEPTH) -> _Outline:
+def _outline(document: Document, location: Location, required: list[str], depth: int = _MAX_DEPTH) -> _Outline:
     """Return the outline of a schema. `required` are names that objects have in any case."""
     location = _followed(document, location)
     schema = location.schema

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ... import loops
-from ..compile_ahead import MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
+from ..compile_ahead import COMPILING_MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
 from ..processes import parent_watchdog
 
 logger = logging.getLogger("ramiform.core")
@@ -143,7 +143,9 @@ class LoopLoader:
         if starts:
             self._start_time = time.monotonic()
         seconds = time.monotonic() - self._start_time
-        message = f"{MESSAGE}; answers are slower until then" if starts else f"compiled loops in {seconds:.0f} s"
+        message = (
+            f"{COMPILING_MESSAGE}; answers are slower until then" if starts else f"compiled loops in {seconds:.0f} s"
+        )
         if sys.stderr.isatty():
             print(f"ramiform: {message}", file=sys.stderr, flush=True)
         else:

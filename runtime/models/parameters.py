@@ -43,9 +43,9 @@ from .parallel.layers import (
     VocabParallelEmbedding,
 )
 from .quantised.block_linear import BlockLinear
-from .quantised.blockwise import BLOCK
+from .quantised.blockwise import FP8_BLOCK as BLOCK
 from .quantised.factory import make_linear, make_vocabulary
-from .quantised.mxfp4 import GROUP as MXFP4_GROUP
+from .quantised.mxfp4 import MXFP4_GROUP
 from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
 from .recurrent.mixture import LATENT_NAMES, UngatedMixture

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ramiform.runtime.scheduler.drafts.suffix import SuffixDrafts, SuffixIndex
 from ramiform.runtime.scheduler.drafts.suffix.index import IndexedText
 from ramiform.runtime.scheduler.drafts.suffix.loops import (
-    BLOCK,
+    BLOCK_SLOTS,
     CONFIDENCE,
+    MAX_COMPARED,
     MAX_FOUND,
-    MAX_MATCH,
     MIN_PROBABILITY,
     ORDERS,
 )
@@ -60,7 +60,7 @@ class NaiveTexts:
 def agreeing(one: list[int], other: list[int]) -> int:
     """Number of last tokens that agree."""
     length = 0
-    while length < min(len(one), len(other), MAX_MATCH) and one[-1 - length] == other[-1 - length]:
+    while length < min(len(one), len(other), MAX_COMPARED) and one[-1 - length] == other[-1 - length]:
         length += 1
     return length
 
@@ -93,7 +93,7 @@ def grown(found: list[Occurrence], steps: int, top_k: int) -> dict[tuple[int, ..
 @settings(max_examples=60, deadline=None)
 @given(
     events=st.lists(
-        st.tuples(st.integers(0, 4), st.lists(st.integers(0, 2), max_size=BLOCK + 6)), min_size=1, max_size=24
+        st.tuples(st.integers(0, 4), st.lists(st.integers(0, 2), max_size=BLOCK_SLOTS + 6)), min_size=1, max_size=24
     ),
     steps=st.integers(1, 6),
     top_k=st.integers(1, 3),

@@ -27,7 +27,7 @@ from ...runtime.protocol.config import RuntimeConfig
 from ...runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ...runtime.protocol.start_report import Started, StartFailed, StartReport
 
-HOST = "127.0.0.1"
+_HOST = "127.0.0.1"
 POLL_SECONDS = 0.2
 _HOST_VARIABLES = (
     *("DYN_HTTP_HOST", "DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"),
@@ -76,7 +76,7 @@ class ClusterPlan:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{_HOST}:{self.port}"
 
     def environment(self) -> dict[str, str]:
         """Return Dynamo's settings. Those that the user has set stand, except where sockets listen."""
@@ -87,7 +87,7 @@ class ClusterPlan:
             # Without a broker, Dynamo's publishers of events listen at all addresses.
             "DYN_ZMQ_BROKER_URL": f"xsub={self._broker('xsub')} , xpub={self._broker('xpub')}",
             "DYN_HTTP_PORT": str(self.port),
-            **dict.fromkeys(_HOST_VARIABLES, HOST),
+            **dict.fromkeys(_HOST_VARIABLES, _HOST),
         }
         defaults = {
             "DYN_ROUTER_MODE": "kv",
@@ -283,5 +283,5 @@ def _devices(settings: dict[str, Any], num_runtimes: int) -> list[str]:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ...runtime.protocol.errors import RequestError
 
 # Short English words: one token each in most vocabularies. Servers report the true counts.
-WORDS = (
+_WORDS = (
     "time way day man thing year life hand part child eye place work week case point home water room book night "
     "word number side kind head house friend month lot right study money story fact issue job game line end member "
     "law car city name team minute idea body back face level office door health art war history party result"
@@ -122,8 +122,8 @@ class LoadWorkload:
         parts = []
         if self.prefix_tokens:
             shared = random.Random(f"{self.seed}/prefix/{rng.randrange(self.prefix_groups)}")
-            parts += shared.choices(WORDS, k=self.prefix_tokens)
-        parts += rng.choices(WORDS, k=self.prompt.draw(rng))
+            parts += shared.choices(_WORDS, k=self.prefix_tokens)
+        parts += rng.choices(_WORDS, k=self.prompt.draw(rng))
         is_structured = rng.random() < self.structured_share
         return LoadRequest([{"role": "user", "content": " ".join(parts)}], self.output.draw(rng), is_structured)
 

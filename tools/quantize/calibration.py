@@ -168,8 +168,8 @@ class CalibratedTensors(NamedTuple):
     undersampled: list[str]  # modules with too few tokens
 
 
-MAX_TOKENS = 1 << 15  # of the text; more tokens change little
-WINDOW = 512  # tokens per window
+_MAX_TOKENS = 1 << 15  # of the text; more tokens change little
+_WINDOW = 512  # tokens per window
 
 
 def calibrate(
@@ -200,8 +200,8 @@ def calibrate(
             f"{'awq' if method == 'awq' else 'smoothing'} scales a pre-norm block of RMS norms and gated MLPs, "
             f"which this model has not: use {'gptq' if method == 'awq' else 'int8 as it is'}",
         )
-    tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MAX_TOKENS]
-    window = min(WINDOW, config.context_length)
+    tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:_MAX_TOKENS]
+    window = min(_WINDOW, config.context_length)
     if len(tokens) < window:
         raise RequestError(
             f"the text has {len(tokens)} tokens: calibrating takes at least {window}", param="calibration"

@@ -1,7 +1,7 @@
 """Abstract syntax of regular expressions: every front end produces it, and automata are compiled from it.
 
 `Chars` are encoded when the automaton is built; `Bytes` are matched verbatim. Build sequences and alternations with the
-functions: they reduce every expression that matches nothing to `NOTHING`.
+functions: they reduce every expression that matches nothing to `NO_TEXT`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Look:
 Expression = Bytes | Chars | Seq | Alt | Repeat | TextStart | TextEnd | Look
 
 EMPTY = Seq(())
-NOTHING = Alt(())
+NO_TEXT = Alt(())
 
 
 def has_look(expression: Expression) -> bool:
@@ -94,14 +94,14 @@ def literal(text: str) -> Expression:
 def sequence(*parts: Expression) -> Expression:
     """Concatenate expressions; empty ones are dropped."""
     kept = tuple(part for part in parts if part != EMPTY)
-    if NOTHING in kept:
-        return NOTHING
+    if NO_TEXT in kept:
+        return NO_TEXT
     return kept[0] if len(kept) == 1 else Seq(kept)
 
 
 def alternation(parts: Iterable[Expression]) -> Expression:
-    """Join alternatives; sets of characters become one set, and `NOTHING` is dropped."""
-    kept = [part for part in parts if part is not NOTHING and part != NOTHING]
+    """Join alternatives; sets of characters become one set, and `NO_TEXT` is dropped."""
+    kept = [part for part in parts if part is not NO_TEXT and part != NO_TEXT]
     if len(kept) > 1 and all(isinstance(part, Chars) for part in kept):
         return Chars(charset(r for part in kept if isinstance(part, Chars) for r in part.ranges))
     return kept[0] if len(kept) == 1 else Alt(tuple(kept))
@@ -115,9 +115,9 @@ def optional(part: Expression) -> Expression:
 def repeat(part: Expression, least: int, most: int | None, lazy: bool = False) -> Expression:
     """Repeat `part` from `least` to `most` times (None: unbounded), and simplify nested repeats."""
     if most is not None and most < least:
-        return NOTHING
-    if part == NOTHING:
-        return EMPTY if least == 0 else NOTHING
+        return NO_TEXT
+    if part == NO_TEXT:
+        return EMPTY if least == 0 else NO_TEXT
     if most == 0 or part == EMPTY:
         return EMPTY
     if (

@@ -18,7 +18,7 @@ from ..charset import ALL, chars
 from .char_classes import CharacterReader, Dialect, Flags, cased, named_classes
 from .expression import Chars, Expression, Look, Seq, TextEnd, TextStart, alternation, repeat, sequence
 
-MAX_NESTING = 60
+_MAX_NESTING = 60
 MAX_PATTERN = 1 << 16  # characters
 _QUANTIFIER = re.compile(r"\{(\d{0,7})(,?)(\d{0,7})\}")
 _GROUP = re.compile(r"\?(?::|P?<[A-Za-z_$][\w$]*>)")
@@ -163,8 +163,8 @@ class _PatternParser(CharacterReader):
                 self.fail("this kind of group is not supported", start)
         self._depth += 1
         self._lookbehind_depth += bool(look and look[1])
-        if self._depth > MAX_NESTING:
-            self.fail(f"groups are nested deeper than {MAX_NESTING}", start)
+        if self._depth > _MAX_NESTING:
+            self.fail(f"groups are nested deeper than {_MAX_NESTING}", start)
         expression = self._alternatives()
         self._depth -= 1
         self._lookbehind_depth -= bool(look and look[1])

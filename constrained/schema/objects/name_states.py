@@ -53,7 +53,7 @@ class UndecidedFormat:
 
 
 NameKind = frozenset[str | StringPart | UndecidedFormat]  # the patterns and other tests that a name passes
-MAX_KINDS = 1024  # of names that are not listed
+MAX_NAME_KINDS = 1024  # of names that are not listed
 MAX_LISTED_NAMES = 64  # names of a kind that are listed
 MAX_NEEDED_NAMES = 1024  # names of a kind that are listed because a minimum number of members may need them
 
@@ -183,8 +183,8 @@ class MemberNames:
         """Find the combinations of tests that names can pass."""
         try:
             found = self._combinations()
-            if len(found) > MAX_KINDS:
-                raise GrammarError(f"the patterns of names overlap in more than {MAX_KINDS} ways")
+            if len(found) > MAX_NAME_KINDS:
+                raise GrammarError(f"the patterns of names overlap in more than {MAX_NAME_KINDS} ways")
         except GrammarError as error:
             self._refuse(error)
             return

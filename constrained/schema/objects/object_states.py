@@ -21,7 +21,7 @@ from ..value_states import SPACES, ValueStart, result_codes
 from .name_states import NameClass, NameKind
 from .object_context import MemberGoal
 
-CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
+CLOSE_OBJECT, COMMA, COLON = 0x7D, 0x2C, 0x3A
 # Marks in `others` that some unlisted name has come, where members come in order. A lone surrogate is no name.
 SOME_NAME = "\udc00"
 
@@ -61,7 +61,7 @@ class ObjectState(Counting):
         context = self.search.context
         edges: dict[int, int] = {}
         if self.phase != "comma" and (result := self.closing_result()) is not None:
-            edges[CLOSE] = automaton.pop(result)
+            edges[CLOSE_OBJECT] = automaton.pop(result)
         start = self._name_start(automaton)
         if start is not None:
             if self.phase == "after":

@@ -30,15 +30,15 @@ from ...regex.subset import char_dfa
 from ...regex.syntax.expression import Expression
 from ...regex.syntax.parser import parse_regex
 
-MAX_DIGITS = 12  # of a fraction of seconds, or a number in a duration: without a bound, a model may never end them
+_MAX_DIGITS = 12  # of a fraction of seconds, or a number in a duration: without a bound, a model may never end them
 
 # RFC 3339
 _DAY28 = r"(?:0[1-9]|1\d|2[0-8])"
 _YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000)"  # not 0000
 _LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = rf"(?:{_YEAR}-(?:(?:0[1-9]|1[0-2])-{_DAY28}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)|{_LEAP}-02-29)"
-_TIME = rf"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{{1,{MAX_DIGITS}}})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_COUNT = rf"\d{{1,{MAX_DIGITS}}}"
+_TIME = rf"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{{1,{_MAX_DIGITS}}})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_COUNT = rf"\d{{1,{_MAX_DIGITS}}}"
 _DURATION_TIME = rf"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
 _DURATION_DATE = rf"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
 _DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|{_COUNT}W)"

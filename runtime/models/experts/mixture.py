@@ -20,7 +20,7 @@ from ..linear import DenseLinear, Destination, Linear, Loadable, stacked_destina
 from ..mlp import DenseMlp, Mlp
 from ..packed_linear import can_pack
 from ..quantised.factory import make_linear
-from ..quantised.mxfp4 import GROUP as MXFP4_GROUP
+from ..quantised.mxfp4 import MXFP4_GROUP
 from ..quantised.scheme import Quantisation
 from .config import ExpertsConfig, StackedNames
 

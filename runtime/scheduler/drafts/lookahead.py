@@ -17,7 +17,7 @@ from .tree import DraftTree
 
 MAX_LEVELS = 4  # of the window; n-grams are one token longer
 MAX_NGRAMS = 8192  # in a pool
-LEVEL_LOGPROB = -0.6  # of each token of an n-gram, roughly
+_LEVEL_LOGPROB = -0.6  # of each token of an n-gram, roughly
 RANK_LOGPROB = -0.4  # of each n-gram that was seen later
 WINDOW_LOGPROB = -12.0  # of the window's tokens, which are rarely right
 
@@ -41,9 +41,9 @@ class Lookahead:
         tree = _Trie()
         ngrams = list(self._pool.get(tokens[-1], ()))[: -1 - top_k : -1]
         for rank, ngram in enumerate(ngrams):
-            tree.insert(ngram, RANK_LOGPROB * rank, LEVEL_LOGPROB)
+            tree.insert(ngram, RANK_LOGPROB * rank, _LEVEL_LOGPROB)
         for path in self._paths():
-            tree.insert(path, WINDOW_LOGPROB, LEVEL_LOGPROB)
+            tree.insert(path, WINDOW_LOGPROB, _LEVEL_LOGPROB)
         return DraftTree(tree.tokens, tree.parents, tree.scores).best(num_tokens)
 
     def observe(

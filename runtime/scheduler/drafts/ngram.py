@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .tree import DraftTree
 
 MIN_MATCH, MAX_MATCH = 2, 5  # length of the n-grams
-LEVEL_LOGPROB = {2: -0.9, 3: -0.5, 4: -0.3, 5: -0.15}  # log-probability per draft token, by the length of the n-gram
+_LEVEL_LOGPROB = {2: -0.9, 3: -0.5, 4: -0.3, 5: -0.15}  # log-probability per draft token, by the length of the n-gram
 
 
 class NgramIndex:
@@ -30,7 +30,7 @@ class NgramIndex:
             occurrences = self._occurrences.get(tuple(tokens[len(tokens) - length :]))
             if occurrences is not None:
                 continuations = [tokens[end : end + steps] for end in occurrences[:top_k]]
-                return _merge(continuations, LEVEL_LOGPROB[length]).best(num_tokens)
+                return _merge(continuations, _LEVEL_LOGPROB[length]).best(num_tokens)
         return None
 
     def _index(self, tokens: Sequence[int]) -> None:

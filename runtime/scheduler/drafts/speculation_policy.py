@@ -29,7 +29,7 @@ MAX_PROBABILITY = 0.98  # of an acceptance
 PRIOR_CHANCE = 0.7  # acceptance of a level before anything was verified
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
 DEEPEN_STEPS = 512  # speculative steps after which the next depth is tried
-HALF_LIFE = 256  # steps without a verification, after which a request's record counts half
+_HALF_LIFE = 256  # steps without a verification, after which a request's record counts half
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Acceptance:
         return (kept * self.hits + weight * prior) / (kept * self.expected + weight)
 
     def _kept(self, now: int) -> float:
-        return math.exp2((self.last_step - now) / HALF_LIFE)
+        return math.exp2((self.last_step - now) / _HALF_LIFE)
 
 
 class StepWork(NamedTuple):

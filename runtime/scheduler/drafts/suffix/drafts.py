@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from .....loops import ready
 from ..tree import DraftTree
 from .index import IndexedText, SuffixIndex
-from .loops import BLOCK
+from .loops import BLOCK_SLOTS
 
 MAX_OWN_TOKENS = 1 << 15  # last tokens of a request's text that are indexed when it is drafted for first
-CONTEXT_TOKENS = 16  # of the prompt, before a shared output
+_CONTEXT_TOKENS = 16  # of the prompt, before a shared output
 MIN_SHARED_TOKENS = 4  # of an output, so that it is worth sharing
 SHARE_INTERVAL = 16  # tokens after which a live output is shared
-PACKAGE = "ramiform.runtime.scheduler.drafts.suffix"  # whose loops may be postponed: until then there are no drafts
+_PACKAGE = "ramiform.runtime.scheduler.drafts.suffix"  # whose loops may be postponed: until then there are no drafts
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class SuffixDrafts:
 
         Between calls a request's tokens may only grow.
         """
-        if not ready(PACKAGE):
+        if not ready(_PACKAGE):
             return None
         texts = self._live.get(rid)
         if texts is None:
@@ -99,7 +99,7 @@ class SuffixDrafts:
 
     def end(self, rid: str, tokens: Sequence[int], num_prompt: int, namespace: str) -> None:
         """Record that the request ended with these tokens: forget its own text, keep its output for others."""
-        if not ready(PACKAGE):
+        if not ready(_PACKAGE):
             return
         texts = self._live.pop(rid, None)
         is_worth_sharing = len(tokens) >= num_prompt + MIN_SHARED_TOKENS
@@ -128,7 +128,7 @@ class SuffixDrafts:
             own=self._index.add(self._new_scope()),
             own_start=max(0, num_tokens - MAX_OWN_TOKENS),
             shared=self._index.add(space.scope),
-            shared_start=max(0, num_prompt - CONTEXT_TOKENS),
+            shared_start=max(0, num_prompt - _CONTEXT_TOKENS),
         )
 
     def _new_scope(self) -> int:
@@ -138,7 +138,7 @@ class SuffixDrafts:
     def _append(self, text: IndexedText, tokens: Sequence[int], start: int) -> bool:
         """Append the tokens from `start` on. Returns False if there is no room, even without ended requests."""
         new = tokens[start:]
-        while self._index.num_free < len(new) + BLOCK:
+        while self._index.num_free < len(new) + BLOCK_SLOTS:
             if not self._ended:
                 return False
             _, (namespace, oldest) = self._ended.popitem(last=False)

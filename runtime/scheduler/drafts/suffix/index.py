@@ -12,15 +12,15 @@ import numpy as np
 
 from ..tree import DraftTree
 from .loops import (
-    BLOCK,
     BLOCK_COLUMNS,
+    BLOCK_SLOTS,
+    BLOCK_TEXT,
     MAX_NODES,
-    NEXT,
+    NEXT_BLOCK,
     ORDERS,
-    PREVIOUS,
+    PREVIOUS_BLOCK,
     SCOPE,
     SLOT_COLUMNS,
-    TEXT,
     USED,
     grow_tree,
     link_tokens,
@@ -42,7 +42,7 @@ class IndexedText:
     @property
     def end(self) -> int:
         """Position of the last token."""
-        return self.blocks[-1] * BLOCK + (self.num_tokens - 1) % BLOCK
+        return self.blocks[-1] * BLOCK_SLOTS + (self.num_tokens - 1) % BLOCK_SLOTS
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class SuffixIndex:
         assert num_tokens & (num_tokens - 1) == 0, "buckets are chosen by the low bits of a hash"
         # Zeros are committed page by page, as they are written.
         self._slots = np.zeros((num_tokens, SLOT_COLUMNS), np.int32)
-        self._blocks = np.zeros((num_tokens // BLOCK, BLOCK_COLUMNS), np.int32)
+        self._blocks = np.zeros((num_tokens // BLOCK_SLOTS, BLOCK_COLUMNS), np.int32)
         self._heads = np.zeros((len(ORDERS), num_tokens), np.int32)
-        self._free = list(range(num_tokens // BLOCK - 1, -1, -1))
+        self._free = list(range(num_tokens // BLOCK_SLOTS - 1, -1, -1))
         self._num_texts = 0
         self._tokens, self._parents = np.empty(MAX_NODES, np.int64), np.empty(MAX_NODES, np.int64)
         self._scores, self._found = np.empty(MAX_NODES, np.float64), np.empty(2, np.int64)
@@ -74,7 +74,7 @@ class SuffixIndex:
     @property
     def num_free(self) -> int:
         """Number of tokens for which there are unused blocks."""
-        return len(self._free) * BLOCK
+        return len(self._free) * BLOCK_SLOTS
 
     def add(self, scope: int) -> IndexedText:
         """Add an empty text to a scope (at least 1)."""
@@ -85,10 +85,10 @@ class SuffixIndex:
         """Append tokens. Call only if `num_free` says that there is room for them."""
         new, start = np.array(tokens, np.int32), 0
         while start < len(new):
-            offset = text.num_tokens % BLOCK
+            offset = text.num_tokens % BLOCK_SLOTS
             if not offset:
                 self._add_block(text)
-            stop = min(len(new), start + BLOCK - offset)
+            stop = min(len(new), start + BLOCK_SLOTS - offset)
             link_tokens(self._slots, self._blocks, self._heads, text.blocks[-1], new[start:stop])
             text.num_tokens += stop - start
             start = stop
@@ -133,8 +133,8 @@ class SuffixIndex:
 
     def _add_block(self, text: IndexedText) -> None:
         block, blocks = self._free.pop(), self._blocks
-        blocks[block, PREVIOUS] = blocks[block, NEXT] = blocks[block, USED] = 0
-        blocks[block, TEXT], blocks[block, SCOPE] = text.number, text.scope
+        blocks[block, PREVIOUS_BLOCK] = blocks[block, NEXT_BLOCK] = blocks[block, USED] = 0
+        blocks[block, BLOCK_TEXT], blocks[block, SCOPE] = text.number, text.scope
         if text.blocks:
-            blocks[block, PREVIOUS], blocks[text.blocks[-1], NEXT] = text.blocks[-1] + 1, block + 1
+            blocks[block, PREVIOUS_BLOCK], blocks[text.blocks[-1], NEXT_BLOCK] = text.blocks[-1] + 1, block + 1
         text.blocks.append(block)

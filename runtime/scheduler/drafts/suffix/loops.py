@@ -1,6 +1,6 @@
 """Compiled loops over the suffix index: link new tokens, unlink old ones, find matches, grow a tree from them.
 
-All texts lie in one pool of token slots, in blocks of BLOCK slots. Positions of equal n-grams are linked in chains, one
+All texts lie in one pool of token slots, in blocks of BLOCK_SLOTS. Positions of equal n-grams are linked in chains, one
 set of chains for each of the lengths ORDERS, newest first, so a match is found without a look at the rest of the pool
 and a text can be removed without a trace. References are stored plus one: 0 stands for none.
 """
@@ -14,9 +14,9 @@ from .....loops import compiled
 
 Ints = NDArray[np.int32]
 
-BLOCK = 64  # slots
+BLOCK_SLOTS = 64  # slots
 ORDERS = np.array([2, 4, 8], np.int64)  # lengths of the n-grams that are linked
-MAX_MATCH = 32  # tokens compared
+MAX_COMPARED = 32  # tokens compared
 MAX_FOUND = 16  # newest occurrences that are considered, of the text itself and of others each
 MAX_NODES = 96
 MIN_PROBABILITY = 0.05  # of a node that is kept
@@ -28,7 +28,7 @@ CONFIDENCE = np.array([0.0, 0.3, 0.55, 0.6, 0.75, 0.8, 0.82, 0.86, 0.92, 0.95, 0
 TOKEN, OLDER, NEWER = 0, 1, 2  # NEWER of the newest: minus its bucket, less one; 0: not linked
 SLOT_COLUMNS = 8
 # Columns of a block.
-PREVIOUS, NEXT, TEXT, SCOPE, USED = 0, 1, 2, 3, 4
+PREVIOUS_BLOCK, NEXT_BLOCK, BLOCK_TEXT, SCOPE, USED = 0, 1, 2, 3, 4
 BLOCK_COLUMNS = 8
 
 _POOL = "int32[:,::1], int32[:,::1], int32[:,::1]"  # slots, blocks, heads of chains
@@ -37,20 +37,20 @@ _POOL = "int32[:,::1], int32[:,::1], int32[:,::1]"  # slots, blocks, heads of ch
 @compiled("int64(int32[:,::1], int64)")
 def position_before(blocks: Ints, position: int) -> int:
     """Return the text's position before this one, or -1."""
-    if position % BLOCK:
+    if position % BLOCK_SLOTS:
         return position - 1
-    previous = blocks[position // BLOCK, PREVIOUS]
-    return previous * BLOCK - 1 if previous else -1
+    previous = blocks[position // BLOCK_SLOTS, PREVIOUS_BLOCK]
+    return previous * BLOCK_SLOTS - 1 if previous else -1
 
 
 @compiled("int64(int32[:,::1], int64)")
 def position_after(blocks: Ints, position: int) -> int:
     """Return the text's position after this one, or -1."""
-    block = position // BLOCK
-    if position % BLOCK + 1 < blocks[block, USED]:
+    block = position // BLOCK_SLOTS
+    if position % BLOCK_SLOTS + 1 < blocks[block, USED]:
         return position + 1
-    following = blocks[block, NEXT]
-    return (following - 1) * BLOCK if following else -1
+    following = blocks[block, NEXT_BLOCK]
+    return (following - 1) * BLOCK_SLOTS if following else -1
 
 
 @compiled(f"int64({_POOL}, int64, int64, int64)")
@@ -71,7 +71,7 @@ def link_tokens(slots: Ints, blocks: Ints, heads: Ints, block: int, tokens: Ints
     """Append tokens to a block that has room for them, and link their n-grams."""
     scope = blocks[block, SCOPE]
     for token in tokens:
-        position = block * BLOCK + blocks[block, USED]
+        position = block * BLOCK_SLOTS + blocks[block, USED]
         blocks[block, USED] += 1
         slots[position, TOKEN] = token
         for order in range(len(ORDERS)):
@@ -90,7 +90,7 @@ def link_tokens(slots: Ints, blocks: Ints, heads: Ints, block: int, tokens: Ints
 @compiled(f"({_POOL}, int64)")
 def unlink_block(slots: Ints, blocks: Ints, heads: Ints, block: int) -> None:
     """Remove a block's tokens from the chains."""
-    for position in range(block * BLOCK, block * BLOCK + blocks[block, USED]):
+    for position in range(block * BLOCK_SLOTS, block * BLOCK_SLOTS + blocks[block, USED]):
         for order in range(len(ORDERS)):
             older, newer = slots[position, OLDER + 2 * order], slots[position, NEWER + 2 * order]
             if newer > 0:
@@ -118,8 +118,8 @@ def find_matches(
 ) -> int:
     """Find earlier occurrences in `scope`, outside of text `excluded`, of the longest linked n-gram that ends at `end`.
 
-    Writes the last position of each that a token follows and the number of tokens that agree, at most MAX_MATCH, from
-    entry `first` on, the newest first; returns the number of entries.
+    Writes the last position of each that a token follows and the number of tokens that agree, at most MAX_COMPARED,
+    from entry `first` on, the newest first; returns the number of entries.
     """
     count = first
     for order in range(len(ORDERS) - 1, -1, -1):
@@ -130,11 +130,11 @@ def find_matches(
             visits += 1
             candidate = int(link) - 1
             link = slots[candidate, OLDER + 2 * order]
-            block = candidate // BLOCK
-            if candidate == end or blocks[block, SCOPE] != scope or blocks[block, TEXT] == excluded:
+            block = candidate // BLOCK_SLOTS
+            if candidate == end or blocks[block, SCOPE] != scope or blocks[block, BLOCK_TEXT] == excluded:
                 continue
             length, ours, theirs = 0, end, candidate
-            while length < MAX_MATCH and ours >= 0 and theirs >= 0 and slots[ours, TOKEN] == slots[theirs, TOKEN]:
+            while length < MAX_COMPARED and ours >= 0 and theirs >= 0 and slots[ours, TOKEN] == slots[theirs, TOKEN]:
                 length += 1
                 ours, theirs = position_before(blocks, ours), position_before(blocks, theirs)
             if length >= ORDERS[order] and position_after(blocks, candidate) >= 0:
@@ -182,7 +182,7 @@ def grow_tree(
         if lengths[index] > lengths[longest]:
             longest = index
     matched = lengths[longest]
-    found[0], found[1] = matched, blocks[positions[longest] // BLOCK, TEXT]
+    found[0], found[1] = matched, blocks[positions[longest] // BLOCK_SLOTS, BLOCK_TEXT]
     shares = np.empty(count, np.float64)
     at = np.full(count, -1, np.int64)  # node that each occurrence has reached; -2: it has left the tree
     node_token, node_parent = np.empty(MAX_NODES, np.int64), np.empty(MAX_NODES, np.int64)
