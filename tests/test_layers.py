@@ -58,7 +58,7 @@ LAYERS = (
     ("runtime/frontend/http/transport",),
     ("runtime/frontend/http/middleware",),
     ("runtime/frontend/http/bodies", "runtime/frontend/http/openapi"),
-    ("runtime/frontend/http/native", "runtime/frontend/http/openai", "runtime/frontend/http/page"),
+    ("runtime/frontend/http/native", "runtime/frontend/http/openai", "runtime/frontend/http/dashboard"),
     ("runtime/frontend/http/anthropic", "runtime/frontend/http/ollama"),
     ("runtime/frontend",),
     ("runtime/processes",),

@@ -13,6 +13,10 @@ from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
 from .anthropic.messages import MessagesApi
+from .dashboard.access import PageAccess
+from .dashboard.constraint import ConstraintApi
+from .dashboard.records import RecordsApi
+from .dashboard.routes import Page
 from .middleware.auth import ApiKeys, AuthMiddleware
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
@@ -38,10 +42,6 @@ from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
-from .page.access import PageAccess
-from .page.constraint import ConstraintApi
-from .page.records import RecordsApi
-from .page.routes import Page
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ramiform.runtime.frontend.http.page import constraint
-from ramiform.runtime.frontend.http.page.constraint import ConstraintChecker
+from ramiform.runtime.frontend.http.dashboard import constraint
+from ramiform.runtime.frontend.http.dashboard.constraint import ConstraintChecker
 from ramiform.runtime.frontend.text.offload import CancellationToken, WorkCancelledError
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig
@@ -251,5 +251,5 @@ def test_a_process_that_is_not_asked_loads_no_compilers() -> None:
     code = "import sys, ramiform.runtime.frontend.http.app; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=120)
     loaded = set(done.stdout.split())
-    assert "ramiform.runtime.frontend.http.page.constraint" in loaded
+    assert "ramiform.runtime.frontend.http.dashboard.constraint" in loaded
     assert not loaded & {"numba", "torch", "ramiform.constrained.compile", "ramiform.runtime.core.grammar_cache"}

@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ramiform.runtime.frontend.http.page import live
+from ramiform.runtime.frontend.http.dashboard import live
 from ramiform.runtime.protocol.errors import RequestError
 
 from ...harness import House, run

@@ -6,8 +6,8 @@ import asyncio
 import random
 import statistics
 
-from ramiform.runtime.frontend.http.page import health
-from ramiform.runtime.frontend.http.page.health import HealthSample, point_between
+from ramiform.runtime.frontend.http.dashboard import health
+from ramiform.runtime.frontend.http.dashboard.health import HealthSample, point_between
 from ramiform.runtime.protocol.core import CoreStats
 from ramiform.runtime.protocol.metrics import FrontendMetrics, sum_metrics
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ramiform.runtime.frontend.http.dashboard.access import PageAccess, Viewer
+from ramiform.runtime.frontend.http.dashboard.routes import PAGE_POLICY, read_files
 from ramiform.runtime.frontend.http.middleware.auth import ApiKeys
-from ramiform.runtime.frontend.http.page.access import PageAccess, Viewer
-from ramiform.runtime.frontend.http.page.routes import PAGE_POLICY, read_files
 from ramiform.runtime.frontend.records.log import Owner
 
 from ...harness import run
@@ -38,7 +38,7 @@ def test_files_are_read_with_their_kinds_and_differ_by_content(tmp_path: Path) -
 
 
 def test_the_package_has_the_files_and_they_are_small() -> None:
-    files = read_files(resources.files("ramiform.runtime.frontend.http.page") / "static")
+    files = read_files(resources.files("ramiform.runtime.frontend.http.dashboard") / "static")
     assert {"index.html", "app.js", "live.js", "style.css"} <= set(files)
     assert sum(len(file.data) for name, file in files.items() if "LICENSE" not in name) <= MAX_BYTES
 
@@ -65,7 +65,7 @@ def test_the_page_and_its_files_need_no_key_and_forbid_the_rest() -> None:
 
 
 def test_the_page_has_no_script_or_style_of_its_own() -> None:
-    text = (resources.files("ramiform.runtime.frontend.http.page") / "static" / "index.html").read_text()
+    text = (resources.files("ramiform.runtime.frontend.http.dashboard") / "static" / "index.html").read_text()
     assert "style=" not in text
     assert all(tag.startswith((' src="page/', ' type="module" src="page/')) for tag in text.split("<script")[1:])
 
