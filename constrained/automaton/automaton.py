@@ -20,14 +20,14 @@ from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
     CLASSES,
+    COUNT_LIMIT,
     COUNTS,
     DEAD,
-    ENDS,
+    ENDING,
     FILLED,
     FLAGS,
     GOTO,
     GUARDED,
-    LIMIT,
     MARKS,
     NEXT_STATE,
     NUM_RETURNS,
@@ -196,12 +196,12 @@ class Automaton:
     def _successor(self, state: ControlState | int) -> int:
         """Return the number of a state that is entered when a value ends."""
         number = self.number(state)
-        if isinstance(state, Counting) and state.limit and not self.tables.states.item(number, LIMIT):
+        if isinstance(state, Counting) and state.limit and not self.tables.states.item(number, COUNT_LIMIT):
             following = state.at_limit()
             next_number = 0 if following is None else self._successor(following)
             row = self.tables.states[number]
             row[FLAGS] |= COUNTS
-            row[LIMIT], row[NEXT_STATE] = state.limit, next_number
+            row[COUNT_LIMIT], row[NEXT_STATE] = state.limit, next_number
         return number
 
     def new_marks(self, marks: tuple[int, ...]) -> int:
@@ -273,9 +273,9 @@ class Automaton:
         if row.plain:
             states[number, FLAGS] |= PLAIN
         if row.accepts:
-            states[number, ENDS] = -1
+            states[number, ENDING] = -1
         elif row.ends is not None:
-            states[number, ENDS] = 1 + row.ends
+            states[number, ENDING] = 1 + row.ends
         states[number, FILLED] = 1
 
     @property

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..regex.dfa import START, Dfa
 from ..regex.listed import ListedEdges
-from .actions import ARGUMENT, DEAD, ENDS, FILLED, GOTO, HEAD, SHIFT, action
+from .actions import ARGUMENT, DEAD, ENDING, FILLED, GOTO, HEAD, SHIFT, action
 from .automaton import Automaton, TransitionRow
 from .tables import Tables
 
@@ -134,5 +134,5 @@ def _listed_states(tables: Tables, edges: ListedEdges) -> int:
     tables.states[base + begun, HEAD] = first + place
     states = tables.states[base + START : base + len(labels)]
     states[:, FILLED] = 1
-    states[:, ENDS] = np.where(labels[START:] >= 0, -1, 0)
+    states[:, ENDING] = np.where(labels[START:] >= 0, -1, 0)
     return base

@@ -105,7 +105,7 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
         nfa.pattern.entry, *edges, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins, sets.members,
         sets.ends, sets.slots, sets.closure_begins, sets.closed, sets.closed_ends, stamps, todo,
     )  # fmt: skip
-    sets.counts[kernel.ROWS] = 1
+    sets.counts[kernel.ROWS_MADE] = 1
     while True:
         answer = kernel.extend(
             *edges, move_begins, classes, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins,

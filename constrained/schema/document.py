@@ -12,7 +12,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from ..budget import cached_property
 from ..errors import GrammarError
-from .keywords import ALL, ONE, PLACES, SEQUENCE, child
+from .keywords import MAPPING, ONE, PLACES, SEQUENCE, child
 
 MAX_SCHEMA = 1 << 22  # characters
 _MAX_NESTING = 400  # schemas inside schemas
@@ -217,7 +217,7 @@ class Document:
             elif places & SEQUENCE and isinstance(value, list):
                 for number, inner in enumerate(value):
                     add(inner, f"{around}/{keyword}/{number}")
-            elif places & ALL and isinstance(value, dict):
+            elif places & MAPPING and isinstance(value, dict):
                 for name, inner in value.items():
                     if keyword != "dependencies" or not isinstance(inner, _NAMED):
                         shown = child("", name) if "/" in name or "~" in name else f"/{name}"

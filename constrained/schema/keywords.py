@@ -31,7 +31,7 @@ APPLICATORS = frozenset(
 )
 ANNOTATIONS = frozenset(("title", "description", "default", "examples"))
 _MAX_COUNT = 1 << 63
-ONE, SEQUENCE, ALL = 1, 2, 4  # a keyword's subschema is its value, the items of its value, the members of its value
+ONE, SEQUENCE, MAPPING = 1, 2, 4  # a keyword's subschema is its value, the items of its value, the members of its value
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Keyword:
     places: int = 0
 
 
-_SCHEMA, _SCHEMAS, _NAMED = Keyword("schema", ONE), Keyword("schemas", SEQUENCE), Keyword("named schemas", ALL)
+_SCHEMA, _SCHEMAS, _NAMED = Keyword("schema", ONE), Keyword("schemas", SEQUENCE), Keyword("named schemas", MAPPING)
 _COUNT, _NUMBER, _BOOLEAN, _STRING = Keyword("count"), Keyword("number"), Keyword("boolean"), Keyword("string")
 
 KEYWORDS: Mapping[str, Keyword] = {
@@ -59,7 +59,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     "required": Keyword("names"),
     "dependentRequired": Keyword("names of members"),
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _NAMED),
-    "dependencies": Keyword("dependencies", ALL),
+    "dependencies": Keyword("dependencies", MAPPING),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
     **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), _SCHEMA),
     **dict.fromkeys(("additionalProperties", "additionalItems"), _SCHEMA),

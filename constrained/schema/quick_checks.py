@@ -26,7 +26,7 @@ from .strings.string_dfas import has_texts
 
 _MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed
-MAX_COMPARED = 64  # schemas without a common member that are compared pair by pair
+_MAX_COMPARED = 64  # schemas without a common member that are compared pair by pair
 _OBJECT_LIMITS = frozenset(("required", "minProperties", "maxProperties"))
 _ARRAY_LIMITS = frozenset(("minItems", "maxItems", "contains"))
 # Without these a schema is satisfied by the empty value of any of its types.
@@ -251,7 +251,7 @@ def _are_disjoint_objects(outlines: list[_Outline]) -> bool:
             groups = {tuple(numbers) for numbers in same.values() if len(numbers) > 1}
             if all(len(numbers) < len(outlines) for numbers in groups):
                 return all(_are_disjoint_objects([outlines[number] for number in group]) for group in groups)
-    return len(outlines) <= MAX_COMPARED and all(
+    return len(outlines) <= _MAX_COMPARED and all(
         any(name in b.members and not keys & b.members[name] for name, keys in a.members.items())
         for a, b in combinations(outlines, 2)
     )

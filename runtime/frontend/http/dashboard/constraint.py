@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from .....constrained.automaton.matcher import CompiledGrammar, Matcher
     from .....constrained.explain.report import Explanation, Kind, Remark
 
-MAX_SOURCE = 1 << 19  # characters
-MAX_TEXT = 1 << 16  # characters
-MAX_TOP = 1024  # tokens listed
+_MAX_SOURCE = 1 << 19  # characters
+_MAX_TEXT = 1 << 16  # characters
+_MAX_TOP = 1024  # tokens listed
 MAX_CONSTRAINTS = 8  # kept, the last ones
-MAX_BYTES = 64 << 20  # that they take together; the last one is kept in any case
-MAX_STEPS = 400_000_000  # of one request, by `constrained.budget`: some seconds
+_MAX_BYTES = 64 << 20  # that they take together; the last one is kept in any case
+_MAX_STEPS = 400_000_000  # of one request, by `constrained.budget`: some seconds
 TURN_STEPS = 100_000  # about a millisecond
 PAUSE = 5e-5  # seconds between turns, in which other threads take the interpreter
-KINDS = ("regex", "json_schema", "grammar", "choices", "structural_tag")
+_KINDS = ("regex", "json_schema", "grammar", "choices", "structural_tag")
 
 
 class ConstraintSource(RequestBody):
     """One of `regex`, `json_schema`, `grammar`, `choices` and `structural_tag`."""
 
-    exactly_one = (KINDS,)
+    exactly_one = (_KINDS,)
     regex: Text | None = None
     json_schema: Schema | Text | None = None
     grammar: Text | None = None
@@ -58,10 +58,10 @@ class ConstraintSource(RequestBody):
     def constraint(self) -> tuple[Constraint, bool]:
         """Return the constraint, and True if its source is a text of the client. Raises RequestError unless exactly one
         is given."""
-        given = [(kind, source) for kind in KINDS if (source := getattr(self, kind)) is not None]
+        given = [(kind, source) for kind in _KINDS if (source := getattr(self, kind)) is not None]
         if len(given) != 1:
             param = f"constraint.{given[1][0]}" if given else "constraint"
-            raise RequestError(f"give exactly one of {', '.join(KINDS)}", param=param)
+            raise RequestError(f"give exactly one of {', '.join(_KINDS)}", param=param)
         [(kind, source)] = given
         if self.additional_properties is not None and kind not in SCHEMA_KINDS:
             raise RequestError(
@@ -69,9 +69,9 @@ class ConstraintSource(RequestBody):
                 param="constraint.additional_properties",
             )
         text = json_text(source, kind, param=f"constraint.{kind}")
-        if len(text) > MAX_SOURCE:
+        if len(text) > _MAX_SOURCE:
             raise RequestError(
-                f"a constraint to check has at most {MAX_SOURCE} characters, got {len(text)}",
+                f"a constraint to check has at most {_MAX_SOURCE} characters, got {len(text)}",
                 param=f"constraint.{kind}",
             )
         return Constraint(kind, text, self.order, self.additional_properties), isinstance(source, str)
@@ -80,8 +80,8 @@ class ConstraintSource(RequestBody):
 class ConstraintBody(RequestBody):
     model_config = example({"constraint": {"json_schema": '{"type": "object"}'}, "text": "{"})
     constraint: ConstraintSource
-    text: Annotated[Text, Field(max_length=MAX_TEXT)] = ""
-    top: Annotated[int, Field(ge=0, le=MAX_TOP)] = 50
+    text: Annotated[Text, Field(max_length=_MAX_TEXT)] = ""
+    top: Annotated[int, Field(ge=0, le=_MAX_TOP)] = 50
 
 
 class ConstraintApi:
@@ -129,7 +129,7 @@ class _Pace:
 
     def __init__(self, cancellation: CancellationToken) -> None:
         self._cancellation = cancellation
-        self._left, self._turn = MAX_STEPS, TURN_STEPS
+        self._left, self._turn = _MAX_STEPS, TURN_STEPS
 
     def __call__(self, steps: int) -> None:
         self._left -= steps
@@ -223,7 +223,7 @@ class ConstraintChecker:
             checked = self._checked[constraint] = _Checked(*self._compile(constraint, of_bytes=False))
         self._checked.move_to_end(constraint)
         sizes = [0 if each.grammar is None else each.grammar.num_bytes for each in self._checked.values()]
-        while len(sizes) > 1 and (len(sizes) > MAX_CONSTRAINTS or sum(sizes) > MAX_BYTES):
+        while len(sizes) > 1 and (len(sizes) > MAX_CONSTRAINTS or sum(sizes) > _MAX_BYTES):
             self._checked.popitem(last=False)
             del sizes[0]
         return checked

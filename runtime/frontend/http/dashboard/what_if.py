@@ -18,7 +18,7 @@ from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 
-MAX_LOG_BYTES = 64 << 20  # a larger log is for `ramiform bench replay`
+_MAX_LOG_BYTES = 64 << 20  # a larger log is for `ramiform bench replay`
 REPLAY_SECONDS = 120.0
 
 
@@ -50,9 +50,9 @@ class WhatIfApi:
     async def what_if(self, body: WhatIfBody, request: Request) -> Response:
         """Replay the requests so far under another eviction strategy. Needs an admin key."""
         require_admin(request, "replaying the plan log")
-        if (size := os.path.getsize(self._log)) > MAX_LOG_BYTES:
+        if (size := os.path.getsize(self._log)) > _MAX_LOG_BYTES:
             raise RequestError(
-                f"the plan log has {size >> 20} MiB, the most here is {MAX_LOG_BYTES >> 20}; "
+                f"the plan log has {size >> 20} MiB, the most here is {_MAX_LOG_BYTES >> 20}; "
                 "`ramiform bench replay FILE --eviction NAME` has no limit",
                 code="too_long",
             )

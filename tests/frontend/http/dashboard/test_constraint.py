@@ -239,7 +239,7 @@ def test_a_check_ends_when_its_client_leaves_and_when_it_takes_too_long(monkeypa
     other = Constraint("regex", "([a-z]{1,41}[0-9]){1,61}")
     with pytest.raises(WorkCancelledError):
         checker.answer(other, "", 1, cancellation)
-    monkeypatch.setattr(constraint, "MAX_STEPS", 10_000)
+    monkeypatch.setattr(constraint, "_MAX_STEPS", 10_000)
     answer = checker.answer(other, "", 1, CancellationToken())
     assert (answer["ok"], answer["error"]["message"]) == (False, "it takes too long to check")
     assert checker.answer(large, "", 1, CancellationToken())["ok"], "what was compiled before is kept"
