@@ -41,8 +41,8 @@ $(VENV)/.clients: tests/serving/clients/requirements.txt
 	@touch $@
 
 # NVIDIA Dynamo, in a folder of its own: only the tests of clusters see it. 75 MB to download.
-$(VENV)/.dynamo: $(BIN)/python runtime/cluster/dynamo-requirements.txt
-	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/dynamo -r runtime/cluster/dynamo-requirements.txt
+$(VENV)/.dynamo: $(BIN)/python tools/cluster/dynamo-requirements.txt
+	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/dynamo -r tools/cluster/dynamo-requirements.txt
 	@touch $@
 
 # The Node client brings the Node that it needs. Without npm its tests skip.

@@ -21,15 +21,15 @@ from rich.text import Text
 
 from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
-from .runtime.cluster.command import cluster
-from .runtime.load_test.command import serve_load
-from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig, ServeConfig
 from .runtime.protocol.errors import RamiformError, RequestError
-from .runtime.quantize.calibrate_kv import calibrate_kv
-from .runtime.quantize.command import quantize
-from .runtime.replay.command import replay
-from .runtime.train_draft.command import train_draft
+from .tools.cluster.command import cluster
+from .tools.load_test.command import serve_load
+from .tools.planner.command import plan
+from .tools.quantize.calibrate_kv import calibrate_kv
+from .tools.quantize.command import quantize
+from .tools.replay import replay
+from .tools.train_draft.command import train_draft
 
 app = typer.Typer(
     help="A structured-generation language and the runtime that serves it.",

@@ -1,4 +1,5 @@
-"""Command-line flags derived from the fields of the configuration."""
+"""Command-line flags, made from fields: a new flag is a field of CoreConfig or ServeConfig in
+`runtime/protocol/config.py`, and its name in a panel below."""
 
 from __future__ import annotations
 

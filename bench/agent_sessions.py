@@ -43,8 +43,8 @@ from ramiform.bench.simulation import STEP_SECONDS, TOKEN_SECONDS, NoGrammars, s
 from ramiform.bench.simulation import VOCABULARY as TOKENS
 from ramiform.bench.workloads import make_workloads
 from ramiform.radix.cache import PrefixCache
+from ramiform.radix.eviction.strategies import EvictionStrategy
 from ramiform.radix.reuse_forecast import ReuseForecast
-from ramiform.radix.strategies import EvictionStrategy
 from ramiform.radix.tree import TreeNode
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import (
@@ -260,7 +260,7 @@ class Replay:
                 tokens=session.blocks,
                 sampling=SamplingParams(max_new_tokens=turn.num_output, ignore_eos=True, seed=number),
                 program=session.name if self._hints == "program" or self._sees else None,
-                claims=[SoftPin(0, reused if self._sees else None)],
+                soft_pins=[SoftPin(0, reused if self._sees else None)],
                 session=ClientSession(session.name) if self._by_header else None,
             )
         )

@@ -109,7 +109,7 @@ class Replica:
 
     def __init__(self, clock: Clock, costs: Costs, num_pages: int, prefill_budget: int) -> None:
         self.clock, self.costs = clock, costs
-        self.cache = PrefixCache(num_pages)
+        self.cache = PrefixCache(num_pages, 16)
         self.pages = CachePages(self.cache, NoMemory())
         self.timings: dict[str, Timing] = {}
         self.num_done = 0

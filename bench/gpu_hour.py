@@ -30,8 +30,8 @@ from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 from ramiform.runtime.engine.paths.step_graphs import CudaCapture, StepGraphs
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.planner.memory import read_bytes
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, Sample
+from ramiform.tools.planner.memory import read_bytes
 
 # A: facts, compilation, correctness
 

@@ -14,7 +14,8 @@ from ramiform.runtime.engine.kv_pool import PAGE_SIZE
 
 def decode_attention(hour: Hour) -> Measurement:
     """Sweep stages, keys of a tile, warps and splits of decode attention."""
-    from ramiform.kernels.triton import launch_configs, paged_rows, split_attention, splits
+    from ramiform.kernels.triton import launch_configs
+    from ramiform.kernels.triton.attention import paged_rows, split_attention, splits
 
     H, K, D = (2, 1, 16) if hour.dry else (32, 8, 128)
     shapes = [(1, 64)] if hour.dry else [(1, 1024), (1, 8192), (1, 32768), (32, 1024), (128, 1024), (128, 4096)]

@@ -18,7 +18,7 @@ from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.paths.step_graphs import CudaCapture, StepGraphs
-from ramiform.runtime.models.kv_scales import KvScales
+from ramiform.runtime.models.stored.kv_scales import KvScales
 
 Measurement = Iterator[dict[str, Any]]
 KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}

@@ -29,8 +29,8 @@ from ramiform.bench.mocked_driver import (
 )
 from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.planner.devices import DEVICES, DeviceSpec
-from ramiform.runtime.planner.memory import kv_bytes, read_bytes
+from ramiform.tools.planner.devices import DEVICES, DeviceSpec
+from ramiform.tools.planner.memory import kv_bytes, read_bytes
 
 REACHED = 0.83  # part of the data sheet's bandwidth that a copy reaches on Hopper; attention is assumed to reach 0.7
 ATTENTION_REACHED = 0.7

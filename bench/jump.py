@@ -22,8 +22,15 @@ import typer
 
 from ramiform.bench.harness import Batches, Json, Model, Repeat, interleaved, median_ratio, numbers, table, write_json
 from ramiform.bench.in_process import Cost, Output, play
-from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
-from ramiform.constrained import Constraint as GrammarSource
+from ramiform.constrained import (
+    Choices,
+    GrammarSource,
+    JsonSchema,
+    PropertyOrder,
+    Regex,
+    Vocabulary,
+    compile_constraint,
+)
 from ramiform.runtime.core.main import load_core
 from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.models.checkpoint import find_checkpoint

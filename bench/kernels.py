@@ -47,7 +47,7 @@ class Shape:
         self, num_rows: int, num_keys: int, num_queries: int, stored: torch.dtype, *, tree: bool = False
     ) -> None:
         from ramiform.kernels.kv_cache import KvCache
-        from ramiform.kernels.triton import paged_rows
+        from ramiform.kernels.triton.attention import paged_rows
 
         pages = -(-num_keys // PAGE_SIZE)
         table_RP = torch.randperm(num_rows * pages, device="cuda").view(num_rows, pages)
@@ -72,15 +72,15 @@ class Shape:
         self.kv_bytes = 2 * num_rows * num_keys * K * D * stored.itemsize
 
     def split(self, *, tile: int = 64) -> Callable[[], object]:
+        from ramiform.kernels.triton.attention.split_attention import split_attention
+        from ramiform.kernels.triton.attention.splits import make_splits
         from ramiform.kernels.triton.launch_configs import num_splits_wanted
-        from ramiform.kernels.triton.split_attention import split_attention
-        from ramiform.kernels.triton.splits import make_splits
 
         splits = make_splits(self.rows.num_keys_R, num_wanted=num_splits_wanted(self.q_THD.device, K), tile=tile)
         return lambda: split_attention(self.q_THD, self.kv, self.rows, splits, self.out_THD, D**-0.5)
 
     def chunk(self) -> Callable[[], object]:
-        from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+        from ramiform.kernels.triton.attention.chunk_attention import chunk_attention, query_tiles
         from ramiform.kernels.triton.launch_configs import chunk_tile
 
         tile = chunk_tile(self.q_THD.device, D, self.kv.k_SKD.dtype)
@@ -126,7 +126,7 @@ def shared_rows(seconds: Measure) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from ramiform.kernels import AttentionArgs, RowSpan, attention_groups
-    from ramiform.kernels.triton.paged_attention import step_attention
+    from ramiform.kernels.triton.attention.paged_attention import step_attention
 
     own = 64  # keys of each row behind the prefix, its own token included
     for num_rows, num_shared, num_tokens in [

@@ -33,8 +33,8 @@ from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.engine import PAGE_SIZE, build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
-from ramiform.runtime.quantize.perplexity import perplexity
 from ramiform.runtime.tokenizer import load_tokenizer
+from ramiform.tools.quantize.perplexity import perplexity
 
 logger = logging.getLogger("bench")
 FACTOR = 20.0

@@ -35,7 +35,7 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
-from ramiform.runtime.quantize.perplexity import perplexity
+from ramiform.tools.quantize.perplexity import perplexity
 
 CALIBRATION_SEED = 5
 SCENARIOS = (

@@ -23,7 +23,7 @@ from ramiform.bench.harness import TEKKEN, Repeat, TokenizerFile, table
 from ramiform.bench.jump import PERSON, Bench, tasks
 from ramiform.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.scheduler.sampling_inputs import token_mask
+from ramiform.runtime.scheduler.rows.sampling_inputs import token_mask
 from ramiform.runtime.tokenizer import load_tokenizer
 
 STRIDE = 7  # tokens between the places of a batch's rows

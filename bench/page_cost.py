@@ -33,9 +33,9 @@ from ramiform.bench.harness import Json, interleaved, median_ratio, percentile, 
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.core.main import start_collections
 from ramiform.runtime.core.tree_view import TreeViewer
+from ramiform.runtime.frontend.http.dashboard.access import PageAccess, Viewer
+from ramiform.runtime.frontend.http.dashboard.topics import LogPeers, ProgramsTopic
 from ramiform.runtime.frontend.http.middleware.auth import ApiKeys
-from ramiform.runtime.frontend.http.page.access import PageAccess, Viewer
-from ramiform.runtime.frontend.http.page.topics import LogPeers, ProgramsTopic
 from ramiform.runtime.frontend.records.log import Owner, ProgramLog
 from ramiform.runtime.programs.records.view import ProgramRow
 from ramiform.runtime.protocol.tree import GetTree

@@ -39,7 +39,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.quantised.factory import make_linear
 from ramiform.runtime.models.quantised.scheme import quantise_while_loading
 from ramiform.runtime.protocol.config import CoreConfig, QuantizeName
-from ramiform.runtime.quantize.perplexity import perplexity
+from ramiform.tools.quantize.perplexity import perplexity
 
 
 class Kind(NamedTuple):

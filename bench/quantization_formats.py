@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.models.quantised import int4_packing as nibbles
-from ramiform.runtime.quantize.write import Method, write_quantised
 from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
+from ramiform.tools.quantize.write import Method, write_quantised
 
 Tensors = dict[str, torch.Tensor]
 CALIBRATION_SEED, CALIBRATION_DOCUMENTS = 5, 300

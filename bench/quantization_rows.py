@@ -39,8 +39,8 @@ from ramiform.runtime.models.linear import Linear
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.mlp import DenseMlp
 from ramiform.runtime.models.norm import RmsNorm
-from ramiform.runtime.quantize.perplexity import perplexity
 from ramiform.runtime.scheduler.plan import Row
+from ramiform.tools.quantize.perplexity import perplexity
 
 Tensors = dict[str, torch.Tensor]
 FACTOR = 128.0  # of larger inputs: a power of two, so that floats stay exact

@@ -99,7 +99,7 @@ class Replica:
     pages_of: dict[str, int] = field(default_factory=dict)  # of running requests, by rid: pages of the prompt
 
     def __post_init__(self) -> None:
-        self.cache = PrefixCache(self.num_pages, events=True)
+        self.cache = PrefixCache(self.num_pages, 16, events=True)
         self.scheduler = Scheduler(
             CoreConfig(order="fcfs", eviction="lru"),
             cache=self.cache,

@@ -35,7 +35,7 @@ class NoGrammars:
 
 
 class Program(States):
-    """A program whose requests go to the scheduler, with the claims that a frontend would make."""
+    """A program whose requests go to the scheduler, with the soft pins that a frontend would make."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Program(States):
                     max_new_tokens=num_tokens, ignore_eos=True, seed=zlib.crc32(f"{self._name} {state}".encode())
                 ),
                 program=self._name,
-                claims=[*(SoftPin(number, held) for number, held in unmoved), SoftPin(state)],
+                soft_pins=[*(SoftPin(number, held) for number, held in unmoved), SoftPin(state)],
             ),
             finish,
         )
@@ -166,7 +166,7 @@ class Simulated:
 
 def simulate(workload: Workload, config: CoreConfig, num_pages: int) -> Simulated:
     """Play a workload in a cache of `num_pages` pages."""
-    simulation = Simulation(config, PrefixCache(num_pages, strategy=config.eviction))
+    simulation = Simulation(config, PrefixCache(num_pages, 16, strategy=config.eviction))
     return Simulated(simulation.run(workload), simulation.events, simulation.peak_pages, simulation.job_times)
 
 

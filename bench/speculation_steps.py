@@ -29,8 +29,8 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig, SpeculativeName
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.drafts.speculation_policy import SpeculationPolicy
 from ramiform.runtime.scheduler.scheduler import Scheduler
-from ramiform.runtime.scheduler.speculation_policy import SpeculationPolicy
 from ramiform.runtime.tokenizer import load_tokenizer
 
 

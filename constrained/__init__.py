@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .compile import compile_constraint
     from .constraint import (
         Choices,
-        Constraint,
         Grammar,
+        GrammarSource,
         JsonObject,
         JsonSchema,
         PropertyOrder,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Choices",
     "CompiledGrammar",
-    "Constraint",
     "Grammar",
     "GrammarError",
+    "GrammarSource",
     "JsonObject",
     "JsonSchema",
     "Match",
@@ -58,7 +58,7 @@ __all__ = [
 _MODULES = {
     "Choices": ".constraint",
     "CompiledGrammar": ".automaton.matcher",
-    "Constraint": ".constraint",
+    "GrammarSource": ".constraint",
     "Grammar": ".constraint",
     "GrammarError": ".errors",
     "JsonObject": ".constraint",

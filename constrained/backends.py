@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .automaton.vocabulary import Vocabulary
 from .budget import counted
-from .constraint import Constraint, PropertyOrder, WhitespacePolicy
+from .constraint import GrammarSource, PropertyOrder, WhitespacePolicy
 
 if TYPE_CHECKING:
     from .peers.interface import Peer
@@ -50,7 +50,7 @@ class MatcherSource(Protocol):
     def matcher(self) -> OutputMatcher: ...
 
 
-Compile = Callable[[Constraint, PropertyOrder], MatcherSource]
+Compile = Callable[[GrammarSource, PropertyOrder], MatcherSource]
 
 
 def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: WhitespacePolicy = "bounded") -> Compile:
@@ -61,7 +61,7 @@ def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: Whitespace
     """
     if name == "native":
 
-        def compile_native(constraint: Constraint, order: PropertyOrder) -> MatcherSource:
+        def compile_native(constraint: GrammarSource, order: PropertyOrder) -> MatcherSource:
             with counted(None):  # a module is locked while it is imported
                 from .compile import compile_constraint  # here: a runtime's start does not wait for it
 
@@ -72,7 +72,7 @@ def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: Whitespace
 
     try:
         module = import_module(f".peers.{name}", __package__)
-        compile_one: Callable[[Constraint], Callable[[], Peer]] = module.compiler(vocabulary, whitespace == "any")
+        compile_one: Callable[[GrammarSource], Callable[[], Peer]] = module.compiler(vocabulary, whitespace == "any")
     except ImportError as error:
         raise ImportError(
             f"the grammar backend {name!r} needs a package that is not installed: {error.name}"

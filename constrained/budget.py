@@ -29,7 +29,7 @@ import numpy as np
 from .errors import GrammarError
 
 MAX_STATES = 100_000  # of each intermediate automaton
-MAX_STEPS = 100_000_000  # of one construction, or of one cached piece
+_MAX_STEPS = 100_000_000  # of one construction, or of one cached piece
 PATTERN_STEPS = 60_000_000  # of one pattern
 GRAMMAR_STEPS = 200_000_000  # for all terminals of a grammar
 COMPILATION_STEPS = 200_000_000  # of one constraint, with all pieces that it uses
@@ -151,7 +151,7 @@ def work_at(pointer: str) -> None:
 class CompileBudget:
     """States and steps of one construction."""
 
-    def __init__(self, max_states: int = MAX_STATES, max_steps: float = MAX_STEPS) -> None:
+    def __init__(self, max_states: int = MAX_STATES, max_steps: float = _MAX_STEPS) -> None:
         self._max_states = max_states
         self._max_steps = max_steps
         self._spent = 0

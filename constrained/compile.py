@@ -20,8 +20,8 @@ from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget, compilation, counted
 from .constraint import (
     Choices,
-    Constraint,
     Grammar,
+    GrammarSource,
     JsonObject,
     JsonSchema,
     PropertyOrder,
@@ -38,10 +38,10 @@ from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
 from .regex.listed import listed_dfa, listed_edges
 from .schema.compile import checked_document, schema_start
-from .schema.formats import PATTERNS
-from .schema.string_dfas import any_string, labelled_product, plain_states, regex_dfa
-from .schema.string_parts import StringPart
-from .schema.string_states import part_block
+from .schema.strings.formats import PATTERNS
+from .schema.strings.string_dfas import any_string, labelled_product, plain_states, regex_dfa
+from .schema.strings.string_parts import StringPart
+from .schema.strings.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
 from .tags.spec import read_tags
 
@@ -49,7 +49,7 @@ _warming = Lock()
 
 
 def compile_constraint(
-    constraint: Constraint,
+    constraint: GrammarSource,
     vocabulary: Vocabulary,
     *,
     whitespace: WhitespacePolicy = "bounded",
@@ -68,7 +68,7 @@ def compile_constraint(
 
 
 def _compiled(
-    constraint: Constraint, vocabulary: Vocabulary, whitespace: WhitespacePolicy, order: PropertyOrder
+    constraint: GrammarSource, vocabulary: Vocabulary, whitespace: WhitespacePolicy, order: PropertyOrder
 ) -> CompiledGrammar:
     match constraint:
         case JsonSchema(schema=schema, options=options):

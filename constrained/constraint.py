@@ -84,4 +84,4 @@ class StructuralTag:
     options: SchemaOptions = SchemaOptions()  # for the schemas in `spec`
 
 
-Constraint = Regex | JsonSchema | JsonObject | Choices | Grammar | StructuralTag
+GrammarSource = Regex | JsonSchema | JsonObject | Choices | Grammar | StructuralTag

@@ -11,11 +11,11 @@ from itertools import islice
 
 from .child_index import ParentNode
 from .events import CacheEvent, EventLog
+from .eviction.strategies import STRATEGIES, EvictionStrategy
 from .lease import Lease
 from .packed_tokens import common_prefix_length, pack
 from .reuse_forecast import ReuseForecast
 from .state_slots import StateSlots
-from .strategies import STRATEGIES, EvictionStrategy
 from .tiers import CacheStats, Copy, Tiers
 from .tree import PrefixMatch, RadixTree, TreeNode
 from .window_pages import WindowPages
@@ -36,7 +36,7 @@ class PrefixCache:
     """
 
     num_pages: int
-    page_size: int = 16
+    page_size: int
     enabled: bool = True
     _: KW_ONLY
     num_host_pages: int = 0

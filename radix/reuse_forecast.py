@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 NUM_BUCKETS = 20  # of time waited: bucket k begins at 2^k - 1 seconds
-WINDOW = 300.0  # seconds ahead in which returns count
+_WINDOW = 300.0  # seconds ahead in which returns count
 PRIOR_RETURNS = 1.0  # imagined returns of each bucket, at half a return per (time waited + PRIOR_SECONDS)
 PRIOR_SECONDS = 20.0
 MEMORY = 0.9  # weight of an owner's earlier waits
@@ -40,7 +40,7 @@ class Wait(NamedTuple):
     counted: float
 
 
-UNKNOWN = Wait(WaitGroup(OTHER, 0), 0.0, 0.0)
+_UNKNOWN = Wait(WaitGroup(OTHER, 0), 0.0, 0.0)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class _KindOfWait:
     def _falling_rates(self) -> list[float]:
         rates: list[float] = []
         for bucket, begin in enumerate(_STARTS[:-1]):
-            last = max(bucket, _bucket(begin + WINDOW))
+            last = max(bucket, _bucket(begin + _WINDOW))
             num = PRIOR_RETURNS + sum(self._returns[bucket : last + 1])
             seconds = 2 * (begin + PRIOR_SECONDS) * PRIOR_RETURNS + sum(self._seconds[bucket : last + 1])
             rates.append(min(num / seconds, *rates[-1:] or [math.inf]))
@@ -169,7 +169,7 @@ class ReuseForecast:
 
     def wait(self, owner: Hashable) -> Wait:
         """The owner's wait, or one that began at time 0."""
-        return self._waits.get(owner, UNKNOWN)
+        return self._waits.get(owner, _UNKNOWN)
 
     def rate(self, group: WaitGroup, since: float) -> float:
         """Expected returns per second of an owner of `group` that has waited since then."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from .child_index import ParentNode
 from .events import EventLog
-from .eviction import EvictionHeap
-from .strategies import EvictionStrategy, Key
+from .eviction.heap import EvictionHeap
+from .eviction.strategies import EvictionStrategy, Key
 from .tree import RadixTree, TreeNode
 
 

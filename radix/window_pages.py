@@ -17,7 +17,7 @@ from .lease import Lease
 from .tiers import Copy, PagePool
 from .tree import PrefixMatch, TreeNode
 
-SLACK = 1  # pages that a lease holds behind its window, since forced text may take a sequence back by some tokens
+_SLACK = 1  # pages that a lease holds behind its window, since forced text may take a sequence back by some tokens
 
 
 class WindowSizes(NamedTuple):
@@ -59,7 +59,7 @@ class WindowPages:
     @property
     def most_of_lease(self) -> int:
         """Number of window pages that a lease holds at most, besides those of the step being computed."""
-        return self._num_first + SLACK + 2 + (self._window - 1) // self._page_size
+        return self._num_first + _SLACK + 2 + (self._window - 1) // self._page_size
 
     def start(self, num_tokens: int) -> int:
         """Return the index of the first page that the token after `num_tokens` tokens looks at, sinks aside."""
@@ -124,7 +124,7 @@ class WindowPages:
     def slide(self, lease: Lease, num_tokens: int, forks: Collection[int] = ()) -> None:
         """Let go of what a lease with `num_tokens` computed tokens no longer looks at. Others are likely to go on from
         its first `forks` tokens, and from where it left a cached prefix."""
-        old, new = lease.window_start, self.start(num_tokens) - SLACK
+        old, new = lease.window_start, self.start(num_tokens) - _SLACK
         if new <= old:
             return
         lease.window_start = new

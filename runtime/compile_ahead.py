@@ -29,14 +29,14 @@ _ROOT = Path(loops.__file__).parent
 _FOLDERS: dict[LoopGroup, tuple[str, ...]] = {
     "kernels": ("kernels/cpu",),
     "grammars": ("constrained/automaton", "constrained/regex"),
-    "drafts": ("runtime/speculation/suffix",),
+    "drafts": ("runtime/scheduler/drafts/suffix",),
 }
 PACKAGES: dict[LoopGroup, str] = {
     "kernels": "ramiform.kernels",
     "grammars": "ramiform.constrained",
-    "drafts": "ramiform.runtime.speculation.suffix",
+    "drafts": "ramiform.runtime.scheduler.drafts.suffix",
 }
-MESSAGE = "compiling loops for this processor, once: up to a minute and a half"
+COMPILING_MESSAGE = "compiling loops for this processor, once: up to a minute and a half"
 
 
 def loop_modules(group: LoopGroup) -> list[str]:
@@ -106,9 +106,9 @@ def _announced() -> Iterator[None]:
             if sys.stderr.isatty():
                 from rich.console import Console
 
-                stack.enter_context(Console(stderr=True).status(MESSAGE))
+                stack.enter_context(Console(stderr=True).status(COMPILING_MESSAGE))
             else:
-                logger.info(MESSAGE)
+                logger.info(COMPILING_MESSAGE)
 
         listener = FirstCompilation()
         with event.install_listener("numba:compile", listener):

@@ -14,7 +14,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 PAGES += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "bench/results").glob("*.md")])
 FILES = {
     path.relative_to(ROOT).as_posix()
-    for folder in ("bench", "constrained", "docs", "examples", "kernels", "lang", "radix", "runtime", "tests")
+    for folder in ("bench", "constrained", "docs", "examples", "kernels", "lang", "radix", "runtime", "tests", "tools")
     for path in (ROOT / folder).rglob("*.*")
 } | {path.name for path in ROOT.glob("*.*")}
 

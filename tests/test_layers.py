@@ -15,7 +15,7 @@ import pytest
 import ramiform
 
 ROOT = Path(ramiform.__file__).parent
-PARTS = ("lang", "runtime", "radix", "constrained", "kernels")
+PARTS = ("lang", "runtime", "radix", "constrained", "kernels", "tools")
 ROOT_MODULES = ("__init__", "chat", "cli", "flags", "loops")
 
 # The layers from the bottom up. A module imports only from its own layer and from lower ones. The longest prefix
@@ -36,12 +36,6 @@ LAYERS = (
     ("runtime/programs",),
     ("lang",),
     ("runtime/processes/bounded_sleep", "runtime/processes/parent_watchdog", "runtime/processes/logs"),
-    (
-        "runtime/speculation/tree",
-        "runtime/speculation/ngram",
-        "runtime/speculation/lookahead",
-        "runtime/speculation/suffix",
-    ),
     ("runtime/scheduler",),
     ("runtime/models/gguf/file",),
     ("runtime/tokenizer", "runtime/models"),
@@ -64,11 +58,12 @@ LAYERS = (
     ("runtime/frontend/http/transport",),
     ("runtime/frontend/http/middleware",),
     ("runtime/frontend/http/bodies", "runtime/frontend/http/openapi"),
-    ("runtime/frontend/http/native", "runtime/frontend/http/openai", "runtime/frontend/http/page"),
+    ("runtime/frontend/http/native", "runtime/frontend/http/openai", "runtime/frontend/http/dashboard"),
     ("runtime/frontend/http/anthropic", "runtime/frontend/http/ollama"),
     ("runtime/frontend",),
     ("runtime/processes",),
-    ("runtime/planner", "runtime/quantize", "runtime/train_draft", "runtime/load_test", "runtime/cluster", "runtime"),
+    ("runtime",),
+    ("tools",),
     ROOT_MODULES[:-1],
 )
 # Layers that can be used without the rest: all that they may import of the package.
@@ -83,10 +78,6 @@ ALONE = {
     "runtime/scheduler": (
         "runtime/scheduler",
         "runtime/protocol",
-        "runtime/speculation/tree",
-        "runtime/speculation/ngram",
-        "runtime/speculation/lookahead",
-        "runtime/speculation/suffix",
         "loops",
         "radix",
         "constrained",

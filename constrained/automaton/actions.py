@@ -29,16 +29,16 @@ def action(operation: int, argument: int) -> int:
 
 
 # Columns of the state table.
-FILLED, HEAD, ROW, CLASSES, RETURNS, NUM_RETURNS, ENDS, FLAGS = range(8)
-FEWEST, MOST, LIMIT, NEXT_STATE, MARKS, FREE, LENGTH, LIKE = range(8, 16)
+FILLED, HEAD, ROW, CLASSES, RETURNS, NUM_RETURNS, ENDING, FLAGS = range(8)
+FEWEST, MOST, COUNT_LIMIT, NEXT_STATE, MARKS, FREE, LENGTH, LIKE = range(8, 16)
 # FILLED   1 if the rest of the row is valid
 # HEAD     the first of its edges, -1 for none
 # ROW      offset in `targets` of its actions by byte class; CLASSES is the row of `classes` that classifies bytes
 # RETURNS  of a frame: offset in `returns` of the states by result; -1 if a pop enters the state itself
 # NUM_RETURNS  of a frame: number of results that have a place in `returns`
-# ENDS     -1: the text may end here; 1 + r: the value may end here with result r; 0: neither
+# ENDING   -1: the text may end here; 1 + r: the value may end here with result r; 0: neither
 # FEWEST, MOST  of a counted string: the counts with which this state may be entered
-# LIMIT    of a state with the flag COUNTS: with this count NEXT_STATE is entered instead; 0 for none
+# COUNT_LIMIT  of a state with the flag COUNTS: with this count NEXT_STATE is entered instead; 0 for none
 # MARKS    row of `Automaton.marks`: the counts at which this state's masks change; 0 if they do not depend on a count
 # FREE     bit set of byte kinds (`regex.dfa.KIND`): every text of them of at most LENGTH bytes stays alive
 # LIKE     the state that acts as this one on every byte that has no edge here; 0 for none

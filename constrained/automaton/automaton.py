@@ -20,14 +20,14 @@ from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
     CLASSES,
+    COUNT_LIMIT,
     COUNTS,
     DEAD,
-    ENDS,
+    ENDING,
     FILLED,
     FLAGS,
     GOTO,
     GUARDED,
-    LIMIT,
     MARKS,
     NEXT_STATE,
     NUM_RETURNS,
@@ -47,7 +47,7 @@ from .layout import MAX_DEPTH
 from .tables import Tables
 
 MAX_GUARDS = 64  # cached results of guarded frames
-MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
+_MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
 # Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
 BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
 MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
@@ -196,12 +196,12 @@ class Automaton:
     def _successor(self, state: ControlState | int) -> int:
         """Return the number of a state that is entered when a value ends."""
         number = self.number(state)
-        if isinstance(state, Counting) and state.limit and not self.tables.states.item(number, LIMIT):
+        if isinstance(state, Counting) and state.limit and not self.tables.states.item(number, COUNT_LIMIT):
             following = state.at_limit()
             next_number = 0 if following is None else self._successor(following)
             row = self.tables.states[number]
             row[FLAGS] |= COUNTS
-            row[LIMIT], row[NEXT_STATE] = state.limit, next_number
+            row[COUNT_LIMIT], row[NEXT_STATE] = state.limit, next_number
         return number
 
     def new_marks(self, marks: tuple[int, ...]) -> int:
@@ -259,7 +259,7 @@ class Automaton:
         self.tables.pushes[push, 3] = limited
 
     def fill(self, number: int) -> None:
-        """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""
+        """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond _MAX_BYTES."""
         if self.num_filled % MEASURE_INTERVAL == 0:
             self._check_size()
         self.num_filled += 1
@@ -273,9 +273,9 @@ class Automaton:
         if row.plain:
             states[number, FLAGS] |= PLAIN
         if row.accepts:
-            states[number, ENDS] = -1
+            states[number, ENDING] = -1
         elif row.ends is not None:
-            states[number, ENDS] = 1 + row.ends
+            states[number, ENDING] = 1 + row.ends
         states[number, FILLED] = 1
 
     @property
@@ -286,9 +286,9 @@ class Automaton:
         return self.tables.num_bytes + BYTES_PER_STATE * num_states + BYTES_PER_ENTRY * num_entries
 
     def _check_size(self) -> None:
-        if self.num_bytes > MAX_BYTES:
+        if self.num_bytes > _MAX_BYTES:
             raise StatesExhaustedError(
-                f"the constraint is too complex: its states take more than {MAX_BYTES >> 20} MiB"
+                f"the constraint is too complex: its states take more than {_MAX_BYTES >> 20} MiB"
             )
 
     def clear(self) -> None:

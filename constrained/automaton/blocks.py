@@ -14,7 +14,7 @@ from .actions import (
     CHECK,
     COUNT,
     DEAD,
-    ENDS,
+    ENDING,
     FEWEST,
     FILLED,
     FLAGS,
@@ -136,9 +136,9 @@ class Block:
         states = new_rows(num_states - 1)
         states[:, ROW] = num_classes * np.arange(num_states - 1)
         if self.accepts:
-            states[:, ENDS] = np.where(self.results[1:] >= 0, -1, 0)
+            states[:, ENDING] = np.where(self.results[1:] >= 0, -1, 0)
         elif self.before:
-            states[:, ENDS] = self.results[1:] + 1
+            states[:, ENDING] = self.results[1:] + 1
         if self.plain is not None:
             states[:, FLAGS] |= np.where(self.plain[1:], PLAIN, 0)
             if self.loops is not None:

@@ -11,7 +11,7 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
 (
     VALUE_END,  # number of bytes of the token that belong to the value that ended
     WANTED,  # the state, frame or push that the caller must compute
-    RESULT,  # result of the value that ended, if a frame is wanted
+    ENDED_RESULT,  # result of the value that ended, if a frame is wanted
     BEGAN,  # offset where the text of that value begins
     AROUND,  # offset where the text of the enclosing value begins
     REACH,  # number of frames below the start that the walk has read
@@ -19,9 +19,9 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
     OFFSET,  # length of the output at the start
     ALLOWS_REPEATED,  # 1 to ignore the guards of frames with the flag ONCE
     ANSWERED,  # number of guards of this step that the caller has answered
-    ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
+    FIRST_ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
 ) = range(11)
-CONTEXT_SIZE = ANSWER + 8  # one byte ends at most a few values
+CONTEXT_SIZE = FIRST_ANSWER + 8  # one byte ends at most a few values
 # Columns of `work`. Row d is the configuration after d bytes of a token: state, top of the stack, first free cell,
 # counter of the current value. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these
 # are known, NEXT is ~n for the node n that row d belongs to.

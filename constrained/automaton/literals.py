@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from ..regex.dfa import START, Dfa
 from ..regex.listed import ListedEdges
-from .actions import ARGUMENT, DEAD, ENDS, FILLED, GOTO, HEAD, SHIFT, action
+from .actions import ARGUMENT, DEAD, ENDING, FILLED, GOTO, HEAD, SHIFT, action
 from .automaton import Automaton, TransitionRow
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES, _NO_STATES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.zeros(0, np.bool_)
 
-LARGE = 1 << 17  # bytes of texts: for more, states are reserved by what the texts do not share
+_LARGE = 1 << 17  # bytes of texts: for more, states are reserved by what the texts do not share
 
 
 def literal_states(
@@ -34,7 +34,7 @@ def literal_states(
     """
     data = b"".join(text for text, _ in texts)
     starts = np.array([*accumulate((len(text) for text, _ in texts), initial=0)], np.int32)
-    root = tables.new_states(1 + (len(data) if len(data) < LARGE else _num_new_bytes(texts)))
+    root = tables.new_states(1 + (len(data) if len(data) < _LARGE else _num_new_bytes(texts)))
     tables.reserve_edges(len(data))
     counts = np.zeros(len(data) + 1, np.int32)
     from . import literal_kernel  # here, because it imports numba
@@ -134,5 +134,5 @@ def _listed_states(tables: Tables, edges: ListedEdges) -> int:
     tables.states[base + begun, HEAD] = first + place
     states = tables.states[base + START : base + len(labels)]
     states[:, FILLED] = 1
-    states[:, ENDS] = np.where(labels[START:] >= 0, -1, 0)
+    states[:, ENDING] = np.where(labels[START:] >= 0, -1, 0)
     return base

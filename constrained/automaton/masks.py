@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ... import loops
 from . import layout
-from .actions import DEAD_END, ENDS, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
+from .actions import DEAD_END, ENDING, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
 from .duplicate_names import NO_NAMES, NamesInTokens, without
 from .layout import BELOW, FRAME, LEVEL, LIMITED_LEVEL, SAVED
@@ -314,7 +314,7 @@ class TokenWalker:
         if status == layout.NEEDS_LIMITED:
             self.automaton.limit(wanted)
         elif status == layout.NEEDS_RETURN:
-            self.automaton.follow(wanted, context.item(layout.RESULT))
+            self.automaton.follow(wanted, context.item(layout.ENDED_RESULT))
         else:
             began, around, path = (
                 int(context[layout.BEGAN]),
@@ -323,7 +323,7 @@ class TokenWalker:
             )
             text = _from(began, history, path)
             before = _from(around, history, path)[: began - around]
-            state = self.automaton.follow(wanted, int(context[layout.RESULT]), text, before)
+            state = self.automaton.follow(wanted, int(context[layout.ENDED_RESULT]), text, before)
             _answer(context, state)
 
     def _fill(self, number: int) -> None:
@@ -394,7 +394,7 @@ class TokenWalker:
             if not states[state, FILLED]:
                 self._fill(state)
                 continue
-            ends = states.item(state, ENDS)
+            ends = states.item(state, ENDING)
             if ends <= 0:
                 return ends < 0
             if cells[top, LEVEL] == 0:
@@ -412,7 +412,7 @@ class TokenWalker:
 
 def _answer(context: NDArray[np.int64], state: int) -> None:
     """Store the state after a guarded frame for the kernel."""
-    context[layout.ANSWER + int(context[layout.ANSWERED])] = state
+    context[layout.FIRST_ANSWER + int(context[layout.ANSWERED])] = state
     context[layout.ANSWERED] += 1
 
 

@@ -26,8 +26,8 @@ from .actions import (
 
 Ints = NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)
-MAX_STATES = 1 << 21  # of one automaton
-assert MAX_STATES <= MAX_ARGUMENT
+_MAX_STATES = 1 << 21  # of one automaton
+assert _MAX_STATES <= MAX_ARGUMENT
 _NEW_STATE = np.zeros(NUM_COLUMNS, np.int32)
 _NEW_STATE[[HEAD, RETURNS, MOST]] = -1, -1, UNBOUNDED
 
@@ -60,11 +60,11 @@ class Tables:
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
 
     def new_states(self, number: int) -> int:
-        """Add states that are not filled yet; return the first. Raises StatesExhaustedError beyond MAX_STATES."""
+        """Add states that are not filled yet; return the first. Raises StatesExhaustedError beyond _MAX_STATES."""
         first = self.num_states
         self.num_states += number
-        if self.num_states > MAX_STATES:
-            raise StatesExhaustedError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
+        if self.num_states > _MAX_STATES:
+            raise StatesExhaustedError(f"the constraint is too complex: it needs more than {_MAX_STATES} states")
         if self.num_states > self._num_ready:
             self.states = self._grown(self.states, self.num_states)
             ready = min(self.num_states + len(_FIRST_STATES), len(self.states))

@@ -23,7 +23,7 @@ from ..regex.dfa import KIND
 # of the byte kinds on the edges to the node and inside its subtree; HEIGHT is the number of bytes from its parent to
 # the deepest node below.
 FIRST_CHILD, LAST_CHILD, FIRST_TOKEN, OWN_END, LAST_TOKEN, KINDS, HEIGHT = range(7)
-NUM_COLUMNS = 8  # a row is half a cache line
+NUM_TRIE_COLUMNS = 8  # a row is half a cache line
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class TokenTrie:
         num_new = lengths - _common_prefixes(text, start, lengths)  # nodes that a word adds; 0 for the same again
         num_nodes = 1 + int(num_new.sum())
         last = np.cumsum(num_new, dtype=np.int32)  # the node where each word ends, depth first
-        own = np.zeros((num_nodes, NUM_COLUMNS), np.int32)  # in depth-first order so far
+        own = np.zeros((num_nodes, NUM_TRIE_COLUMNS), np.int32)  # in depth-first order so far
         data, depth = np.zeros(num_nodes, np.uint8), np.zeros(num_nodes, np.int32)
         # A word's new nodes are numbered one after another, as its last bytes are.
         depth[1:] = np.arange(1, num_nodes, dtype=np.int32) - np.repeat(last - lengths, num_new)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from .duplicate_names import QuotedTokens
 from .token_trie import FIRST_CHILD, FIRST_TOKEN, LAST_CHILD, OWN_END, TokenTrie, addresses
 
-# States of a reader of plain characters, whose bytes are those of `_STEPS`; every other byte leads to OTHER.
-OTHER, QUOTED, WHOLE, ONE_MORE, TWO_MORE, THREE_MORE, AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(10)
+# States of a reader of plain characters, whose bytes are those of `_STEPS`; every other byte leads to _OTHER.
+_OTHER, QUOTED, WHOLE, ONE_MORE, TWO_MORE, THREE_MORE, AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(10)
 _STEPS = [
     (WHOLE, 0x20, 0x7F, WHOLE),
     (WHOLE, 0x22, 0x22, QUOTED),  # a quote or an escape

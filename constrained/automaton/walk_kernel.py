@@ -18,6 +18,7 @@ from .actions import (
     CHECK,
     CLASSES,
     COUNT,
+    COUNT_LIMIT,
     COUNTS,
     DEAD,
     DEAD_END,
@@ -29,7 +30,6 @@ from .actions import (
     GUARDED,
     HEAD,
     LENGTH,
-    LIMIT,
     MOST,
     NEXT_STATE,
     NUM_RETURNS,
@@ -46,7 +46,6 @@ from .actions import (
 )
 from .layout import (
     ALLOWS_REPEATED,
-    ANSWER,
     ANSWERED,
     AROUND,
     BASE_DEPTH,
@@ -55,6 +54,8 @@ from .layout import (
     BELOW,
     COUNTED,
     DONE,
+    ENDED_RESULT,
+    FIRST_ANSWER,
     FRAME,
     FREE_CELL,
     LAST,
@@ -68,7 +69,6 @@ from .layout import (
     OFFSET,
     REACH,
     REFUSED,
-    RESULT,
     SAVED,
     STATE,
     TOP,
@@ -166,13 +166,13 @@ def step(
             ):
                 if num_guards >= context[ANSWERED]:
                     context[WANTED] = frame
-                    context[RESULT] = argument
+                    context[ENDED_RESULT] = argument
                     context[BEGAN] = began
                     context[AROUND] = cells[cells[top, BELOW], BEGIN]
                     # The text of the value ends with this byte, or before it if the byte is read again.
                     context[VALUE_END] = depth + (0 if operation == POP_BEFORE else 1)
                     return NEEDS_GUARD
-                state = context[ANSWER + num_guards]
+                state = context[FIRST_ANSWER + num_guards]
                 num_guards += 1
                 if state == 0:
                     return REFUSED
@@ -182,14 +182,14 @@ def step(
                     state = returns[states[frame, RETURNS] + argument]
                 if state == UNKNOWN:
                     context[WANTED] = frame
-                    context[RESULT] = argument
+                    context[ENDED_RESULT] = argument
                     return NEEDS_RETURN
                 if state == 0:
                     return REFUSED
             counted = cells[top, SAVED]
             if states[state, FLAGS] & COUNTS != 0:
                 counted += 1
-                if counted == states[state, LIMIT]:
+                if counted == states[state, COUNT_LIMIT]:
                     state = states[state, NEXT_STATE]
                     if state == 0:
                         return REFUSED

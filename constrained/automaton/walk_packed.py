@@ -33,11 +33,11 @@ from .layout import (
     STATE,
     TOP,
 )
-from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
+from .token_trie import NUM_TRIE_COLUMNS
 
 Ints = NDArray[np.int32]
 # Indices of the array of addresses: each array has its address and its number of rows.
-STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, CODES, TEXT, STARTS = range(0, 22, 2)
+STATES, _EDGES, _CLASSES, TARGETS, PUSHES, _RETURNS, _WORK, CONTEXT, CODES, _TEXT, STARTS = range(0, 22, 2)
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -86,11 +86,11 @@ def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], I
     """Return the arrays of an automaton, as the loops take them."""
     return (
         carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS)),
-        carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
-        carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
+        carray(_int32s(packed[_EDGES]), (packed[_EDGES + 1], 3)),
+        carray(_bytes(packed[_CLASSES]), (packed[_CLASSES + 1], 256)),
         carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
         carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], NUM_PUSH_COLUMNS)),
-        carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
+        carray(_int32s(packed[_RETURNS]), (packed[_RETURNS + 1],)),
     )
 
 
@@ -113,7 +113,7 @@ def walk(
 
     If `state` is -1, resume an interrupted walk at row `depth`. Returns the status and the row, as `walk_kernel.walk`.
     """
-    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
+    work = carray(_int32s(packed[_WORK]), (packed[_WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, NUM_CELL_COLUMNS))
     if state >= 0:
@@ -151,11 +151,11 @@ def advance(
     request of an interrupted step, as `walk_kernel.advance` leaves it.
     """
     tables = _tables(packed)
-    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
+    work = carray(_int32s(packed[_WORK]), (packed[_WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, NUM_CELL_COLUMNS))
     starts = carray(_int64s(packed[STARTS]), (packed[STARTS + 1],))
-    text = carray(_bytes(packed[TEXT]), (packed[TEXT + 1],))
+    text = carray(_bytes(packed[_TEXT]), (packed[_TEXT + 1],))
     _start(state, top, free, counted, offset, cells, work, context)
     first, last = starts[token], starts[token + 1]
     status, at = walk_kernel.advance(

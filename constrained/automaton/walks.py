@@ -26,7 +26,7 @@ T = TypeVar("T")
 # and depth.
 Walks = Generator[tuple[Any, ...], tuple[int, int], T]
 MIN_SHARE = 32  # walks of a thread: most take a few microseconds, and waking one takes fifty
-MAX_THREADS = 8
+_MAX_THREADS = 8
 
 
 def run(walks: Walks[T], first: Sequence[int] | None = None) -> T:
@@ -57,7 +57,7 @@ def walk_together(walks: Sequence[tuple[Any, ...]]) -> list[list[int]]:
         return []
     rows = np.array([_row(*walk) for walk in walks], np.int64)
     results = np.zeros((len(rows), 2), np.int64)
-    num_threads = min(len(rows) // MIN_SHARE, MAX_THREADS, os.cpu_count() or 1)
+    num_threads = min(len(rows) // MIN_SHARE, _MAX_THREADS, os.cpu_count() or 1)
     if num_threads < 2:
         walk_packed.walk_all(rows, results)
         return results.tolist()
@@ -79,7 +79,7 @@ def _row(*walk: Any) -> tuple[int, ...]:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS - 1, thread_name_prefix="walks")
+    return ThreadPoolExecutor(_MAX_THREADS - 1, thread_name_prefix="walks")
 
 
 class Scratch:

@@ -9,8 +9,8 @@ from typing import Literal
 from ..errors import GrammarError
 from ..schema.compile import check_location
 from ..schema.document import Document, Location
-from ..schema.formats import PATTERNS
 from ..schema.keywords import ANNOTATIONS, KEYWORDS, child
+from ..schema.strings.formats import PATTERNS
 
 MAX_REFUSALS = 10  # each takes up to 60 million steps
 Status = Literal["enforced", "annotation", "warning"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..schema.keywords import child
 
-WIDTH = 76  # characters of a line that an excerpt shows
+_WIDTH = 76  # characters of a line that an excerpt shows
 _TOKEN = re.compile(r'[{}\[\],:]|"(?:[^"\\]|\\.)*"?|[^\s{}\[\],:"]+', re.DOTALL)
 _CHARACTER = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
@@ -29,14 +29,14 @@ def line_and_column(text: str, at: int) -> tuple[int, int]:
 
 
 def excerpt(text: str, span: Span) -> tuple[str, str]:
-    """Return the line where a span begins, cut to `WIDTH` characters, and a line with carets under the span."""
+    """Return the line where a span begins, cut to `_WIDTH` characters, and a line with carets under the span."""
     first = text.rfind("\n", 0, span.begin) + 1
     last = text.find("\n", span.begin)
     last = len(text) if last < 0 else last
-    begin = max(first, min(span.begin - WIDTH // 2, last - WIDTH))
-    end = min(last, begin + WIDTH)
+    begin = max(first, min(span.begin - _WIDTH // 2, last - _WIDTH))
+    end = min(last, begin + _WIDTH)
     shown = "".join(character if character.isprintable() else " " for character in text[begin:end])
-    num_carets = max(1, min(span.end, begin + WIDTH, last) - span.begin)
+    num_carets = max(1, min(span.end, begin + _WIDTH, last) - span.begin)
     return shown.rstrip(), " " * (span.begin - begin) + "^" * num_carets
 
 

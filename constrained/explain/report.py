@@ -13,8 +13,8 @@ from ..automaton.matcher import CompiledGrammar
 from ..automaton.vocabulary import Vocabulary
 from ..compile import compile_constraint
 from ..constraint import (
-    Constraint,
     Grammar,
+    GrammarSource,
     JsonSchema,
     PropertyOrder,
     Regex,
@@ -267,7 +267,7 @@ class _Explainer:
         self._found = replace(self._found, too_complex=tuple(map(self._refusal, errors.values())))
 
     def _compile(self, options: JsonOptions, vocabulary: Vocabulary = BYTES) -> CompiledGrammar:
-        constraint: Constraint
+        constraint: GrammarSource
         of_schemas = SchemaOptions(options.additional_properties, options.integers)
         match self._kind:
             case "schema":

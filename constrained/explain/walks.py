@@ -11,8 +11,8 @@ import numpy as np
 from ..automaton.matcher import CompiledGrammar, Matcher
 from ..automaton.vocabulary import Vocabulary
 
-END = 256  # the token of the end, after those of single bytes
-BYTES = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], [END])
+END_TOKEN = 256  # the token of the end, after those of single bytes
+BYTES = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], [END_TOKEN])
 MAX_LITERALS = 12  # shown of those that may come
 MAX_LITERAL = 60  # bytes
 MAX_RANDOM_OUTPUT = 400  # bytes
@@ -21,7 +21,7 @@ NUM_RANDOM_OUTPUTS = 20
 _DIGITS, _LOWER = frozenset(b"0123456789"), frozenset(b"abcdefghijklmnopqrstuvwxyz")
 _UPPER = frozenset(byte - 32 for byte in _LOWER)
 _PRINTABLE = frozenset(range(0x20, 0x7F))
-_OPENING, _CLOSING = frozenset(b"{["), frozenset((*b'"}],', END))  # random outputs prefer these, and so have both
+_OPENING, _CLOSING = frozenset(b"{["), frozenset((*b'"}],', END_TOKEN))  # random outputs prefer these, and so have both
 _CLASSES = (
     (_PRINTABLE | {0x7F}, "any printable ASCII character"),  # and DEL, which JSON counts among them
     (_PRINTABLE, "any printable ASCII character"),
@@ -97,18 +97,18 @@ def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
                 token = rng.choice(sorted(opening))
             else:
                 token = rng.choice(sorted(closing) if closing and rng.random() < 0.3 else tokens)
-            if token == END:
+            if token == END_TOKEN:
                 break
             assert matcher.accept(token)
     return Cost(start, start_bytes, NUM_RANDOM_OUTPUTS, tables.num_states, tables.num_bytes, most, dead_ends)
 
 
 def _allowed(matcher: Matcher) -> list[int]:
-    """Return the bytes that may come next, and END if the text may end."""
+    """Return the bytes that may come next, and END_TOKEN if the text may end."""
     mask = np.zeros(BYTES.num_words, np.int32)
     matcher.mask(mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return [int(token) for token in np.flatnonzero(bits[: END + 1])]
+    return [int(token) for token in np.flatnonzero(bits[: END_TOKEN + 1])]
 
 
 def _possible(matcher: Matcher, before: bytes) -> tuple[tuple[str, ...], str]:
@@ -121,9 +121,9 @@ def _possible(matcher: Matcher, before: bytes) -> tuple[tuple[str, ...], str]:
         if members <= left:
             named.append(name)
             left -= members
-    if any(0xC2 <= token < END for token in tokens):
+    if any(0xC2 <= token < END_TOKEN for token in tokens):
         named.append("a character beyond ASCII")
-    elif any(0x80 <= token < END for token in tokens):
+    elif any(0x80 <= token < END_TOKEN for token in tokens):
         named.append("the rest of a character")
     named += [name for byte, name in _NAMED.items() if byte in left]
     literals: list[str] = []
@@ -134,7 +134,7 @@ def _possible(matcher: Matcher, before: bytes) -> tuple[tuple[str, ...], str]:
             literals.append(repr(chr(byte)))
     if len(literals) > MAX_LITERALS:
         named.append(f"{len(literals) - MAX_LITERALS} more")
-    ends = ["the end of the text"] if END in tokens else []
+    ends = ["the end of the text"] if END_TOKEN in tokens else []
     return (*literals[:MAX_LITERALS], *named, *ends), _shown(matcher.forced())
 
 
@@ -160,7 +160,7 @@ def _literals(matcher: Matcher, byte: int, in_string: bool) -> list[str]:
         following = _allowed(matcher)
         matcher.rollback(len(whole))
         is_word = whole.isalnum()
-        is_complete = (begins_string and len(whole) > 1 and whole.endswith(b'"')) or END in following
+        is_complete = (begins_string and len(whole) > 1 and whole.endswith(b'"')) or END_TOKEN in following
         is_complete = is_complete or (is_word and not bytes(following).isalnum())
         has_class = any(members.issubset(following) for members, _ in _CLASSES)
         is_too_large = len(whole) >= MAX_LITERAL or len(branches) + len(done) + len(following) > MAX_LITERALS

@@ -23,7 +23,7 @@ from ..regex.dfa import DEAD, START
 from .cfg import Cfg
 from .lark import LarkTerminal, lark_terminals
 
-MAX_STEPS = 2_000_000  # for one pair: states times states times classes of characters
+_MAX_STEPS = 2_000_000  # for one pair: states times states times classes of characters
 MAX_ALL_STEPS = 200_000_000  # for all pairs
 MAX_POSITION_SETS = 20_000
 
@@ -70,7 +70,7 @@ def ambiguous_terminals(text: str, start: str = "start") -> TerminalReport:
     for pair in pairs:
         first, second = (terminals[number] for number in pair)
         steps = first.chars.num_states * second.chars.num_states * alphabet.num_classes
-        if steps > min(MAX_STEPS, left):
+        if steps > min(_MAX_STEPS, left):
             unchecked.append((first.name, second.name))
             continue
         left -= steps

@@ -11,9 +11,9 @@ from ..errors import GrammarError
 from ..regex.dfa import START, Dfa
 from ..regex.listed import listed_dfa
 
-MAX_TEXT = 1 << 17  # characters of a grammar
+MAX_GRAMMAR_TEXT = 1 << 17  # characters of a grammar
 MAX_RULES = 20_000
-MAX_REPEAT = 10_000
+MAX_GRAMMAR_REPEAT = 10_000
 MAX_SYMBOLS = 200_000
 
 MANY_LITERALS = 8  # alternatives that one terminal reads
@@ -148,8 +148,8 @@ class CfgBuilder:
 
     def repeat(self, part: tuple[Symbol, ...], least: int, most: int | None) -> tuple[Symbol, ...]:
         """Return symbols that derive a part `least` to `most` times (None: any number of times)."""
-        if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
-            raise GrammarError(f"invalid repeat from {least} to {most} times: the limit is {MAX_REPEAT}")
+        if max(least, most or 0) > MAX_GRAMMAR_REPEAT or (most is not None and most < least):
+            raise GrammarError(f"invalid repeat from {least} to {most} times: the limit is {MAX_GRAMMAR_REPEAT}")
         if len(part) > 1:
             whole = self.new()
             self.define(whole, [part])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..errors import GrammarError
 from .cfg import Cfg
 
-MAX_WORK = 30_000  # items advanced from one set to the next: an unambiguous text takes some dozens
+_MAX_WORK = 30_000  # items advanced from one set to the next: an unambiguous text takes some dozens
 HERE = -1  # origin of an item that began in its own set
 NOWHERE = -2  # origin of the start item
 
@@ -67,7 +67,7 @@ class EarleySets:
             number, symbol = todo.pop()
             waiting = self._waiting[number].get(symbol, ())
             work += 1 + len(waiting)
-            if work > MAX_WORK:
+            if work > _MAX_WORK:
                 raise GrammarError("the grammar is too ambiguous: a text can be read in too many ways")
             for item in waiting:
                 origin = number if item.origin == HERE else item.origin

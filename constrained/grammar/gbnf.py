@@ -12,11 +12,11 @@ from typing import NoReturn
 from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from ..regex.expression import Chars, Seq, literal
-from .cfg import MAX_REPEAT, MAX_TEXT, Cfg
+from ..regex.syntax.expression import Chars, Seq, literal
+from .cfg import MAX_GRAMMAR_REPEAT, MAX_GRAMMAR_TEXT, Cfg
 from .rule_expressions import Alternatives, Concatenation, Repetition, Rule, RuleReference, cfg_of_rules
 
-MAX_NESTING = 60
+_MAX_NESTING = 60
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\n\r]*)*")
 _ANY_SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n\r]*)*")
@@ -27,8 +27,8 @@ _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 
 def gbnf_grammar(text: str, start: str = "root") -> Cfg:
     """Parse a grammar. Raises GrammarError with the position of what is wrong or not supported."""
-    if len(text) > MAX_TEXT:
-        raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
+    if len(text) > MAX_GRAMMAR_TEXT:
+        raise GrammarError(f"the grammar is longer than {MAX_GRAMMAR_TEXT} characters")
     try:
         return cfg_of_rules(_GbnfParser(text).rules(start), start, CompileBudget(max_steps=GRAMMAR_STEPS))
     except RecursionError:
@@ -118,8 +118,8 @@ class _GbnfParser:
                 most = (int(match[3]) if match[3] else None) if match[2] else least
             else:
                 return part
-            if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
-                self._fail(f"a repeat with reversed bounds, or beyond {MAX_REPEAT}", start)
+            if max(least, most or 0) > MAX_GRAMMAR_REPEAT or (most is not None and most < least):
+                self._fail(f"a repeat with reversed bounds, or beyond {MAX_GRAMMAR_REPEAT}", start)
             part = Repetition(part, least, most)
             self._space()
 
@@ -145,8 +145,8 @@ class _GbnfParser:
 
     def _group(self, start: int) -> Rule:
         self._depth += 1
-        if self._depth > MAX_NESTING:
-            self._fail(f"groups nested deeper than {MAX_NESTING}", start)
+        if self._depth > _MAX_NESTING:
+            self._fail(f"groups nested deeper than {_MAX_NESTING}", start)
         self._space()
         inner = self._alternatives()
         if not self._take(")"):

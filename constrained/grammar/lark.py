@@ -21,8 +21,8 @@ from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import START
 from ..regex.leftmost_first import leftmost_first_dfa
-from ..regex.parser import parse_regex
-from .cfg import MAX_RULES, MAX_TEXT, Cfg, CfgBuilder, Symbol, Terminal
+from ..regex.syntax.parser import parse_regex
+from .cfg import MAX_GRAMMAR_TEXT, MAX_RULES, Cfg, CfgBuilder, Symbol, Terminal
 
 if TYPE_CHECKING:
     from lark import Tree
@@ -65,8 +65,8 @@ def lark_terminals(text: str, start: str = "start") -> tuple[Cfg, list[LarkTermi
 
 
 def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[LarkTerminal]]:
-    if len(text) > MAX_TEXT:
-        raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
+    if len(text) > MAX_GRAMMAR_TEXT:
+        raise GrammarError(f"the grammar is longer than {MAX_GRAMMAR_TEXT} characters")
     for found in _IMPORT.finditer(text):
         if found[1] or found[2] not in _LIBRARY:
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))

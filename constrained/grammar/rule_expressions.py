@@ -13,8 +13,8 @@ from ..budget import INTERPRETED, CompileBudget
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import length_char_dfa
 from ..regex.dfa import START
-from ..regex.expression import EMPTY, Alt, Chars, Expression, Repeat, Seq, alternation, repeat, sequence
 from ..regex.subset import char_dfa
+from ..regex.syntax.expression import EMPTY, Alt, Chars, Expression, Repeat, Seq, alternation, repeat, sequence
 from .cfg import Cfg, CfgBuilder, Symbol, Terminal
 
 MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined

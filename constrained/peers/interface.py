@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..automaton.vocabulary import Vocabulary
-from ..constraint import Constraint
+from ..constraint import GrammarSource
 from ..errors import GrammarError
 
 
@@ -110,6 +110,6 @@ class PeerMatcher:
         return self
 
 
-def not_supported(name: str, constraint: Constraint) -> GrammarError:
+def not_supported(name: str, constraint: GrammarSource) -> GrammarError:
     """Build the error of a peer that has no such kind of constraint."""
     return GrammarError(f"the grammar backend {name!r} does not support a {type(constraint).__name__}")

@@ -11,19 +11,19 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ..automaton.vocabulary import Vocabulary
-from ..constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex
+from ..constraint import Choices, Grammar, GrammarSource, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
 from .interface import Peer, not_supported
 from .schema_options import peer_schema
 
 
-def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
     """Return the function that compiles a constraint to a factory of matchers."""
     wrapped: Any = TokenizerWrapper(_Tokens(vocabulary))
     equal_tokens = _equal_tokens(vocabulary)
     tokenizer = LLTokenizer(wrapped, eos_token=min(vocabulary.eos_ids), slices=LLTokenizer.json_slices())
 
-    def compile_one(constraint: Constraint) -> Callable[[], Peer]:
+    def compile_one(constraint: GrammarSource) -> Callable[[], Peer]:
         try:
             first = LLMatcher(tokenizer, _source(constraint, any_whitespace), log_level=0)
         except ValueError as error:
@@ -35,7 +35,7 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
     return compile_one
 
 
-def _source(constraint: Constraint, any_whitespace: bool) -> str:
+def _source(constraint: GrammarSource, any_whitespace: bool) -> str:
     match constraint:
         case Regex(pattern=pattern):
             return str(LLMatcher.grammar_from_regex(pattern))

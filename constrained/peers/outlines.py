@@ -19,27 +19,27 @@ from outlines_core import Vocabulary as OutlinesVocabulary
 
 from ..automaton.vocabulary import Vocabulary
 from ..budget import CompileBudget
-from ..constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
+from ..constraint import Choices, GrammarSource, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.charset import ALL
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import Chars, alternation, literal, repeat, sequence
 from ..regex.leftmost_first import leftmost_first_dfa
-from ..regex.parser import parse_regex
+from ..regex.syntax.expression import Chars, alternation, literal, repeat, sequence
+from ..regex.syntax.parser import parse_regex
 from .interface import Peer, not_supported
 from .outlines_schema import portable_pattern, schema_pattern
 from .schema_options import open_object, peer_schema
 
 NUL = b"\0"
-WHITESPACE = r"[ \t\n\r]*"
-MAX_STATES = 20_000  # of the searching automaton: half a second
-MAX_STEPS = 80_000_000  # pairs of a state and a token to try: three seconds, without the GIL
+_WHITESPACE = r"[ \t\n\r]*"
+_MAX_STATES = 20_000  # of the searching automaton: half a second
+_MAX_STEPS = 80_000_000  # pairs of a state and a token to try: three seconds, without the GIL
 MAX_TRANSITIONS = 6_000_000  # in the table, at about 85 bytes each
 _SAMPLE = 2_000  # tokens from which the number of transitions is estimated
 
 
-def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
     """Return the function that compiles a constraint to a factory of matchers."""
     ids: dict[bytes, list[int]] = {}
     for number, data in enumerate(vocabulary.tokens):
@@ -47,9 +47,9 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
             ids.setdefault(data, []).append(number)
     tokens: Any = OutlinesVocabulary(min(vocabulary.eos_ids), {**ids, NUL: [len(vocabulary)]})
 
-    def compile_one(constraint: Constraint) -> Callable[[], Peer]:
+    def compile_one(constraint: GrammarSource) -> Callable[[], Peer]:
         try:
-            pattern = rf"(?:{_pattern(constraint, WHITESPACE if any_whitespace else '')})\x00"
+            pattern = rf"(?:{_pattern(constraint, _WHITESPACE if any_whitespace else '')})\x00"
             _check_size(pattern, list(ids))
             index = Index(pattern, tokens)
         except GrammarError as error:
@@ -62,7 +62,7 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
     return compile_one
 
 
-def _pattern(constraint: Constraint, whitespace: str) -> str:
+def _pattern(constraint: GrammarSource, whitespace: str) -> str:
     match constraint:
         case Regex(pattern=pattern):
             return portable_pattern(parse_regex(pattern))
@@ -82,7 +82,7 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
 def _check_size(pattern: str, tokens: list[bytes]) -> None:
     """Raise GrammarError if outlines-core would need too much time or memory for the pattern."""
     expression = parse_regex(pattern, flags="u")
-    budget = CompileBudget(MAX_STATES)
+    budget = CompileBudget(_MAX_STATES)
     try:
         dfa = byte_dfa(leftmost_first_dfa(expression, budget), "utf8", budget)
         byte_dfa(
@@ -92,7 +92,7 @@ def _check_size(pattern: str, tokens: list[bytes]) -> None:
         raise GrammarError(f"too many states: {error.reason}") from None
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
-    if dfa.num_states * len(tokens) > MAX_STEPS or _num_transitions(dfa, tokens) > MAX_TRANSITIONS:
+    if dfa.num_states * len(tokens) > _MAX_STEPS or _num_transitions(dfa, tokens) > MAX_TRANSITIONS:
         raise GrammarError(
             f"the constraint is too complex: its table has {dfa.num_states} states, each for {len(tokens)} tokens"
         )

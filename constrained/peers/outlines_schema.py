@@ -17,8 +17,8 @@ from outlines_core.json_schema import build_regex_from_schema
 from ..budget import INTERPRETED, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import CharSet, charset, complement, intersection
-from ..regex.expression import (
-    NOTHING,
+from ..regex.syntax.expression import (
+    NO_TEXT,
     Alt,
     Chars,
     Expression,
@@ -30,13 +30,13 @@ from ..regex.expression import (
     repeat,
     sequence,
 )
-from ..regex.parser import parse_regex
-from ..schema.formats import format_expression
+from ..regex.syntax.parser import parse_regex
 from ..schema.keywords import KEYWORDS, TYPES, check_keywords, child
+from ..schema.strings.formats import format_expression
 
-MAX_NODES = 1_000  # subschemas, with references expanded
-MAX_DEPTH = 30
-MAX_COUNT = 10_000
+_MAX_NODES = 1_000  # subschemas, with references expanded
+_MAX_DEPTH = 30
+_MAX_COUNT = 10_000
 MAX_PATTERN = 1 << 16  # characters
 
 _CHARACTERS = complement(((0, 0), (0xD800, 0xDFFF)))  # without NUL, which terminates the backend's patterns
@@ -86,7 +86,7 @@ class _Rewriter:
         check_keywords(schema, pointer)
         self._num_nodes += 1
         self._budget.check(self._num_nodes, 10 * INTERPRETED)
-        if self._num_nodes > MAX_NODES or pointer.count("/") > 2 * MAX_DEPTH or len(followed) > MAX_DEPTH:
+        if self._num_nodes > _MAX_NODES or pointer.count("/") > 2 * _MAX_DEPTH or len(followed) > _MAX_DEPTH:
             raise GrammarError("the schema is too large", pointer=pointer)
         if isinstance(schema, bool):
             raise _not_supported(f"the schema {json.dumps(schema)}", pointer)
@@ -250,8 +250,8 @@ def _has_type(value: Any, name: str) -> bool:
 
 def _counts(keywords: dict[str, Any], least: str, most: str, pointer: str) -> tuple[int, int | None]:
     for name in (least, most):
-        if keywords.get(name, 0) > MAX_COUNT:
-            raise _not_supported(f"{name!r} beyond {MAX_COUNT}", child(pointer, name))
+        if keywords.get(name, 0) > _MAX_COUNT:
+            raise _not_supported(f"{name!r} beyond {_MAX_COUNT}", child(pointer, name))
     low, high = int(keywords.get(least, 0)), keywords.get(most)
     if high is not None and high < low:
         raise GrammarError("no text at all satisfies the constraint", pointer=child(pointer, most))
@@ -280,7 +280,7 @@ def _within(expression: Expression, allowed: CharSet) -> Expression:
     match expression:
         case Chars(ranges=ranges):
             kept = intersection(ranges, allowed)
-            return Chars(kept) if kept else NOTHING
+            return Chars(kept) if kept else NO_TEXT
         case Seq(parts=parts):
             return sequence(*(_within(part, allowed) for part in parts))
         case Alt(parts=parts):
@@ -299,8 +299,8 @@ def _pattern_of(expression: Expression) -> str:
         case Alt(parts=parts) if parts:
             return f"(?:{'|'.join(map(_pattern_of, parts))})"
         case Repeat(part=part, least=least, most=most, lazy=lazy):
-            if max(least, most or 0) > MAX_COUNT:
-                raise GrammarError(f"a repeat beyond {MAX_COUNT} is not supported")
+            if max(least, most or 0) > _MAX_COUNT:
+                raise GrammarError(f"a repeat beyond {_MAX_COUNT} is not supported")
             return f"(?:{_pattern_of(part)}){{{least},{'' if most is None else most}}}{'?' if lazy else ''}"
         case Alt():
             raise GrammarError("no text at all satisfies the constraint")

@@ -15,7 +15,7 @@ from typing import Any
 from ..constraint import JsonSchema, SchemaOptions
 from ..errors import GrammarError
 from ..schema.document import Document, Location, read_schema
-from ..schema.keywords import ALL, KEYWORDS, ONE, SEQUENCE, check_keywords, child
+from ..schema.keywords import KEYWORDS, MAPPING, ONE, SEQUENCE, check_keywords, child
 from ..schema.quick_checks import are_disjoint
 
 _LISTING = frozenset(("properties", "patternProperties"))
@@ -97,7 +97,7 @@ def _each(value: Any, places: int, change: Callable[..., Any], name: str) -> Any
         return change(value, name)
     if places & SEQUENCE and isinstance(value, list):
         return [change(inner, name, number) for number, inner in enumerate(value)]
-    if places & ALL and isinstance(value, dict):
+    if places & MAPPING and isinstance(value, dict):
         return {key: change(inner, name, key) for key, inner in value.items()}
     return value
 

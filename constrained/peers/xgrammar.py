@@ -11,13 +11,13 @@ import xgrammar
 from numpy.typing import NDArray
 
 from ..automaton.vocabulary import Vocabulary
-from ..constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
+from ..constraint import Choices, Grammar, GrammarSource, JsonObject, JsonSchema, Regex, StructuralTag
 from ..errors import GrammarError
 from .interface import Peer, not_supported
 from .schema_options import peer_schema, peer_structural_tag
 
 
-def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
     """Return the function that compiles a constraint to a factory of matchers."""
     info = xgrammar.TokenizerInfo(
         [data or b"" for data in vocabulary.tokens],
@@ -26,7 +26,7 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
     )
     compiler = xgrammar.GrammarCompiler(info, max_threads=1)
 
-    def compile_one(constraint: Constraint) -> Callable[[], Peer]:
+    def compile_one(constraint: GrammarSource) -> Callable[[], Peer]:
         try:
             grammar = _compiled(compiler, constraint, any_whitespace)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -36,7 +36,7 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
     return compile_one
 
 
-def _compiled(compiler: Any, constraint: Constraint, any_whitespace: bool) -> Any:
+def _compiled(compiler: Any, constraint: GrammarSource, any_whitespace: bool) -> Any:
     match constraint:
         case Regex(pattern=pattern):
             return compiler.compile_regex(pattern)

@@ -22,7 +22,7 @@ from .pair_product import Factor, multiplied
 
 Truths = tuple[bool, ...]
 MAX_PRODUCT_STATES = 20_000
-MAX_VISITS = 30_000_000  # transitions that are followed to compare lengths of texts
+_MAX_VISITS = 30_000_000  # transitions that are followed to compare lengths of texts
 MAX_COUNT = (1 << 31) - 2  # longer texts than this are never counted exactly; none is ever written
 NEVER = 1 << 40  # number of characters to an end that is not reached, or of the longest way to one
 _TOO_COMPLEX = "lengths cannot be combined with the patterns and formats of this string: too many states"
@@ -268,7 +268,7 @@ class _Distances:
     def _by_length(self, last: int) -> tuple[list[NDArray[np.bool_]], int]:
         """Return the states at each distance up to `last`, or up to where they repeat, and where the period begins.
 
-        Without repetition the second value is -1. Raises GrammarError beyond `MAX_VISITS`.
+        Without repetition the second value is -1. Raises GrammarError beyond `_MAX_VISITS`.
         """
         found: list[NDArray[np.bool_]] = []
         known: dict[bytes, int] = {}
@@ -277,7 +277,7 @@ class _Distances:
             key = np.packbits(states).tobytes()
             if key in known:
                 return found, known[key]
-            if len(found) * (len(self._from) + len(states)) > MAX_VISITS:
+            if len(found) * (len(self._from) + len(states)) > _MAX_VISITS:
                 raise GrammarError(_TOO_COMPLEX)
             known[key] = len(found)
             found.append(states)

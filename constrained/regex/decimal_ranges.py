@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from ..budget import INTERPRETED, CompileBudget
 from .dfa import DEAD, START, Dfa, trimmed_dfa
-from .expression import Bytes, Chars, alternation, optional, repeat, sequence
+from .syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 
-_DIGIT, DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
+_DIGIT, _DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
 POSITIVE = sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))
 NATURAL = alternation([Bytes(b"0"), POSITIVE])
-FRACTION = sequence(Bytes(b"."), DIGITS)
+FRACTION = sequence(Bytes(b"."), _DIGITS)
 INTEGER = sequence(optional(Bytes(b"-")), NATURAL)
 # Larger exponents would be read as infinite by readers of doubles.
 _POWER = sequence(optional(alternation([sequence(Chars(((0x30, 0x32),)), _DIGIT), _DIGIT])), _DIGIT)

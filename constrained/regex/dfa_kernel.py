@@ -17,13 +17,13 @@ from ...loops import compiled
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 BOTH, FIRST, EITHER = range(3)  # the factors that must be alive in a live pair
-MAX_ROWS = 4096  # per call; between calls the caller checks its budget
+_MAX_ROWS = 4096  # per call; between calls the caller checks its budget
 _SPREAD = 0x9E3779B1
 _FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of a node's hash, which stays within 63 bits
 MAX_SETS = 8  # distinct sets of kinds that are tried with one more kind
-MAX_PASSES = 32
+_MAX_PASSES = 32
 MAX_KIND_STEPS = 1 << 26  # transitions that are visited for one set of kinds, of all kinds
-MAX_VISITS = 1 << 20  # of states, to find the plain ones
+_MAX_VISITS = 1 << 20  # of states, to find the plain ones
 LONG_ENOUGH = 12  # bytes; few tokens are longer
 LONGEST = 1 << 15
 
@@ -49,7 +49,7 @@ def extend(
     """
     num_classes = rows_a.shape[1]
     mask = len(slots) - 1
-    last = at + MAX_ROWS
+    last = at + _MAX_ROWS
     while at < number and at < last and number + num_classes <= len(pairs):
         state_a, state_b = pairs[at, 0], pairs[at, 1]
         for label in range(num_classes):
@@ -117,7 +117,7 @@ def free_kinds(
     """
     free, lengths = np.zeros(len(table), np.int32), np.zeros(len(table), np.int32)
     labels = np.zeros(table.shape[1], np.bool_)
-    num_passes = min(MAX_PASSES, MAX_KIND_STEPS // (table.size * num_kinds))
+    num_passes = min(_MAX_PASSES, MAX_KIND_STEPS // (table.size * num_kinds))
     for kind in range(num_kinds):
         before = free.copy()
         bit = np.int32(1) << np.int32(kind)
@@ -292,7 +292,7 @@ def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.ui
     plain = np.ones(num_states, np.bool_)
     one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
     plain[0] = False
-    for _ in range(max(2, MAX_VISITS // num_states)):
+    for _ in range(max(2, _MAX_VISITS // num_states)):
         for state in range(1, num_states):
             one_more[state] = _all_lead_to(table, state, inner, plain)
         for state in range(1, num_states):
@@ -320,7 +320,7 @@ def looping_states(
     Some may be missing if many states have loops.
     """
     num_states = len(table)
-    left = max(2, MAX_VISITS // num_states)
+    left = max(2, _MAX_VISITS // num_states)
     labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
     loops = np.zeros(num_states, np.bool_)
     here = np.zeros(num_states, np.bool_)

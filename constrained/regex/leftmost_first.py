@@ -12,8 +12,8 @@ from ..budget import INTERPRETED, CompileBudget
 from ..errors import GrammarError
 from .char_dfa import CharDfa, trimmed_char_dfa
 from .dfa import DEAD
-from .expression import Expression
 from .nfa import CharNfa, build_char_nfa
+from .syntax.expression import Expression
 
 Key = tuple[tuple[int, ...], bool]  # NFA states that consume a character, the preferred first; the text so far matches
 

@@ -12,7 +12,7 @@ from typing import Literal
 from ..budget import INTERPRETED, CompileBudget, cached_property
 from .alphabet import Alphabet, alphabet_of, alphabet_steps
 from .charset import ALL, CharSet
-from .expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart
+from .syntax.expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from ..budget import PATTERN_STEPS, CompileBudget
 from ..errors import GrammarError
 from .byte_dfa import byte_dfa
 from .dfa import DEAD, START, Dfa
-from .expression import Alt, Expression, Look, Repeat, Seq, TextEnd, TextStart
-from .parser import parse_regex
 from .subset import char_dfa
+from .syntax.expression import Alt, Expression, Look, Repeat, Seq, TextEnd, TextStart
+from .syntax.parser import parse_regex
 
 MAX_CHAR_STATES = 1000  # states between characters, hence steps per byte, of all patterns together
-MAX_STATES = 4000  # of each intermediate automaton over characters
+_MAX_STATES = 4000  # of each intermediate automaton over characters
 MAX_BYTE_STATES = 10_000  # of a pattern
-MAX_STEPS = PATTERN_STEPS  # of a pattern
+_MAX_STEPS = PATTERN_STEPS  # of a pattern
 _MAX_SHOWN = 80  # characters of a pattern in an error message
 
 
@@ -162,7 +162,7 @@ def _compiled(pattern: str) -> tuple[Dfa, int]:
     expression = parse_regex(pattern, "python")
     if _has_anchor(expression):
         raise GrammarError("anchors and look-around have no meaning inside a stream")
-    budget = CompileBudget(MAX_STATES, MAX_STEPS)
+    budget = CompileBudget(_MAX_STATES, _MAX_STEPS)
     chars = char_dfa(expression, budget)
     if chars.is_empty:
         raise GrammarError("it matches no text")
@@ -170,7 +170,7 @@ def _compiled(pattern: str) -> tuple[Dfa, int]:
         raise GrammarError("it matches the empty text, hence everywhere")
     if chars.num_states > MAX_CHAR_STATES:
         raise GrammarError(f"too complex: it needs more than {MAX_CHAR_STATES} states")
-    return byte_dfa(chars, "utf8", CompileBudget(MAX_BYTE_STATES, MAX_STEPS)), chars.num_states
+    return byte_dfa(chars, "utf8", CompileBudget(MAX_BYTE_STATES, _MAX_STEPS)), chars.num_states
 
 
 def _automaton(dfa: Dfa) -> _SearchDfa:

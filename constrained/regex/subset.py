@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ..budget import CompileBudget
 from .char_dfa import CharDfa, trimmed_char_dfa
 from .charset import ALL
-from .expression import Chars, Expression, Look, Seq, TextStart, repeat, sequence
 from .lookaround import determinise_with_lookaround
 from .nfa import CharNfa, build_char_nfa
+from .syntax.expression import Chars, Expression, Look, Seq, TextStart, repeat, sequence
 from .word_boundaries import determinise_with_boundaries, inspects_one_character
 
 T = TypeVar("T", bound=np.generic)
@@ -105,7 +105,7 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
         nfa.pattern.entry, *edges, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins, sets.members,
         sets.ends, sets.slots, sets.closure_begins, sets.closed, sets.closed_ends, stamps, todo,
     )  # fmt: skip
-    sets.counts[kernel.ROWS] = 1
+    sets.counts[kernel.ROWS_MADE] = 1
     while True:
         answer = kernel.extend(
             *edges, move_begins, classes, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins,
@@ -115,7 +115,7 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
         number = int(sets.counts[kernel.SETS])
         budget.check(number, int(sets.counts[kernel.WORK]))
         sets.counts[kernel.WORK] = 0
-        if answer == kernel.DONE:
+        if answer == kernel.ROWS_DONE:
             return trimmed_char_dfa(nfa.alphabet, sets.table[:number], sets.ends[:number])
         if answer == kernel.NEEDS_MEMBERS:
             sets.grow_members()

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from ...loops import compiled
 
 Ints = NDArray[np.int32]
-DONE, PAUSED, NEEDS_MEMBERS, NEEDS_SETS, NEEDS_CLOSURES = range(5)
-MAX_WORK = 1 << 21  # steps per call; between calls the caller checks its budget
+ROWS_DONE, PAUSED, NEEDS_MEMBERS, NEEDS_SETS, NEEDS_CLOSURES = range(5)
+_MAX_WORK = 1 << 21  # steps per call; between calls the caller checks its budget
 # Indices of `counts`: sets so far (0 is the dead one), their members, rows done, closures, their members, and steps.
-SETS, MEMBERS, ROWS, CLOSURES, CLOSED, WORK = range(6)
+SETS, MEMBERS, ROWS_MADE, CLOSURES, CLOSED, WORK = range(6)
 _FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of a set's hash, which stays within 63 bits
 
 
@@ -243,15 +243,15 @@ def extend(
     todo: Ints,
     found: Ints,
 ) -> int:
-    """Compute rows from the next one on; return DONE, PAUSED, or the array that must grow first.
+    """Compute rows from the next one on; return ROWS_DONE, PAUSED, or the array that must grow first.
 
     A row that was interrupted is computed again from its beginning.
     """
     num_classes = table.shape[1]
     counted = np.zeros(num_classes + 1, np.int64)
-    last_work = counts[WORK] + MAX_WORK
-    while counts[ROWS] < counts[SETS]:
-        row = counts[ROWS]
+    last_work = counts[WORK] + _MAX_WORK
+    while counts[ROWS_MADE] < counts[SETS]:
+        row = counts[ROWS_MADE]
         first, last = begins[row], begins[row + 1]
         # Group the targets of the set's states by class of characters.
         counted[:] = 0
@@ -316,7 +316,7 @@ def extend(
             if number < 0:
                 return NEEDS_MEMBERS if number == -1 else NEEDS_SETS
             table[row, label] = number
-        counts[ROWS] += 1
+        counts[ROWS_MADE] += 1
         if counts[WORK] > last_work:
             return PAUSED
-    return DONE
+    return ROWS_DONE

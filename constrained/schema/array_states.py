@@ -16,11 +16,11 @@ from .formula import And, Formula, Or, ResultCodes, Truths, atoms, conj, evaluat
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
 from .listed.finite_values import Canonical, canonical, finite_values, may_have_more_values, needed_exclusions, value_of
-from .string_states import result_code
+from .strings.string_states import result_code
 from .structure_parts import MORE_THAN_ANY, ArrayPart, CountRanges
 from .value_states import SPACES, ValueStart, result_codes
 
-CLOSE, COMMA = 0x5D, 0x2C
+CLOSE_ARRAY, COMMA = 0x5D, 0x2C
 _FORGOTTEN = [bytes([byte]) for byte in b'"-0123456789']  # first bytes of items that states may forget
 MAX_STRUCTURES = 32  # earlier objects and arrays that the goal of the next item excludes, if a state does not
 MAX_ITEM_GOALS = 32  # whose truths are followed from item to item: the work grows with the fourth power of their number
@@ -190,7 +190,7 @@ class ArrayState(Counting):
                 code = automaton.push_before(start, then)
                 edges = dict.fromkeys(automaton.edges_of(automaton.number(start)), code)
         if (result := self.closing_result()) is not None:
-            edges[CLOSE] = automaton.pop(result)
+            edges[CLOSE_ARRAY] = automaton.pop(result)
         if compiler.spaces == 2:
             return TransitionRow(edges, rest=automaton.stay_on(SPACES))
         return TransitionRow(edges)

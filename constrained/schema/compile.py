@@ -21,8 +21,8 @@ from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .nesting import MAX_START_DEPTH, needs_many_levels
 from .number_parts import number_part
-from .string_dfas import check_pattern
-from .string_states import prepare_format
+from .strings.string_dfas import check_pattern
+from .strings.string_states import prepare_format
 from .value_states import ValueStart
 
 # Keywords whose values need more than `check_keywords`.

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from ..budget import cached_property
 from ..errors import GrammarError
-from .keywords import ALL, ONE, PLACES, SEQUENCE, child
+from .keywords import MAPPING, ONE, PLACES, SEQUENCE, child
 
 MAX_SCHEMA = 1 << 22  # characters
-MAX_NESTING = 400  # schemas inside schemas
+_MAX_NESTING = 400  # schemas inside schemas
 MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
 _REFERENCES = ("$ref", "$dynamicRef")
 _HOLDING = frozenset(PLACES)
@@ -142,8 +142,8 @@ class Document:
         scanned = self._scanned
         while todo:
             location, depth = todo.pop(), depths.pop()
-            if depth > MAX_NESTING:
-                raise GrammarError(f"schemas nested deeper than {MAX_NESTING}", pointer=location.pointer)
+            if depth > _MAX_NESTING:
+                raise GrammarError(f"schemas nested deeper than {_MAX_NESTING}", pointer=location.pointer)
             schema = location.schema
             if id(schema) in scanned:
                 continue
@@ -217,7 +217,7 @@ class Document:
             elif places & SEQUENCE and isinstance(value, list):
                 for number, inner in enumerate(value):
                     add(inner, f"{around}/{keyword}/{number}")
-            elif places & ALL and isinstance(value, dict):
+            elif places & MAPPING and isinstance(value, dict):
                 for name, inner in value.items():
                     if keyword != "dependencies" or not isinstance(inner, _NAMED):
                         shown = child("", name) if "/" in name or "~" in name else f"/{name}"

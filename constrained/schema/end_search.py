@@ -17,8 +17,8 @@ from .formula import Formula, Truths
 from .interface import SchemaCompiler
 from .structure_parts import ArrayPart, ObjectPart
 
-MAX_STEPS = 2000  # members or items that a search tries
-NEVER = -1
+_MAX_STEPS = 2000  # members or items that a search tries
+NO_END = -1
 
 
 class Endable(Protocol):
@@ -50,7 +50,7 @@ class EndSearch(ABC, Generic[S]):
     def __init__(self, compiler: SchemaCompiler, parts: Sequence[ObjectPart] | Sequence[ArrayPart]) -> None:
         self._compiler = compiler
         self._parts = parts
-        # What the path to the end uses up from each state (`_used`), or NEVER if there is no path.
+        # What the path to the end uses up from each state (`_used`), or NO_END if there is no path.
         self._paths: dict[Hashable, int] = {}
         self._in_progress: dict[Hashable, None] = {}
         compiler.caches.append(self._paths)
@@ -79,13 +79,13 @@ class EndSearch(ABC, Generic[S]):
             self._paths[key] = 0
         if known is None:
             known = self._search(state, key)
-        return known != NEVER
+        return known != NO_END
 
     def _search(self, state: S, key: Hashable) -> int:
         compiler = self._compiler
         if key in self._in_progress:
             compiler.num_assumptions += 1  # as in `GoalCompiler.satisfiable`
-            return NEVER
+            return NO_END
         num_before = compiler.num_assumptions
         self._in_progress[key] = None
         exhausted: dict[Hashable, None] = {}
@@ -96,15 +96,15 @@ class EndSearch(ABC, Generic[S]):
         if found:
             return self._paths[key]
         if num_before == compiler.num_assumptions or compiler.is_idle:
-            self._paths |= dict.fromkeys(exhausted, NEVER)
-            self._paths[key] = NEVER
-        return NEVER
+            self._paths |= dict.fromkeys(exhausted, NO_END)
+            self._paths[key] = NO_END
+        return NO_END
 
     def _walk(self, start: S, exhausted: dict[Hashable, None]) -> bool:
         """Search depth first. `exhausted` gets the states all of whose steps have been tried."""
         path = [(start, self._steps(start))]
         tried = {self._key(start)}
-        for _ in range(MAX_STEPS):
+        for _ in range(_MAX_STEPS):
             state, steps = path[-1]
             step = next(steps, None)
             if step is None:
@@ -117,7 +117,7 @@ class EndSearch(ABC, Generic[S]):
             used = self._paths.get(key)
             if used is None and key not in tried and (used := self._way(step)) is not None:
                 self._paths[key] = used
-            if used is not None and used != NEVER:
+            if used is not None and used != NO_END:
                 for before, _ in reversed(path):
                     used |= self._used(before, step)
                     self._paths[self._key(before)] = used

@@ -46,11 +46,11 @@ from .listed.values import GivenValue, ListedPart
 from .nesting import DepthGoals
 from .number_parts import NumberPart, join_numbers, number_product, number_universe
 from .number_parts import candidates as number_candidates
-from .object_context import ObjectContext, is_plain
-from .object_states import ObjectState
+from .objects.object_context import ObjectContext, is_plain
+from .objects.object_states import ObjectState
 from .quick_checks import are_disjoint, combination_key, content_key, is_bare_reference, quick_satisfiable
-from .string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
-from .string_parts import candidates as string_candidates
+from .strings.string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
+from .strings.string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
 from .unevaluated import unevaluated
 from .value_states import result_codes

@@ -16,7 +16,7 @@ from .interface import VALUE_TYPES, SchemaCompiler, located
 from .listed.evaluation import SparseTruths, part_truth
 from .listed.values import GivenValue, ListedPart
 from .number_parts import NumberPart, number_combinations
-from .string_parts import StringPart, string_combinations
+from .strings.string_parts import StringPart, string_combinations
 
 MAX_COMBINED_GOALS = 6  # goals of objects or arrays whose combinations are listed
 

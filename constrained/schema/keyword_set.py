@@ -15,7 +15,7 @@ from .interface import SchemaCompiler
 from .keywords import ARRAY_KEYWORDS, NUMBER_KEYWORDS, OBJECT_KEYWORDS, STRING_KEYWORDS, TYPES
 from .listed.values import GivenValue, ListedPart, given_value, json_value, listed_part
 from .number_parts import NumberPart, number_part
-from .string_parts import StringPart
+from .strings.string_parts import StringPart
 from .structure_parts import ArrayKeywords, ArrayPart, ObjectKeywords, ObjectPart
 
 MAX_COMBINED_VALUES = 90  # given objects or arrays that are combined with other constraints

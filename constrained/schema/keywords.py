@@ -30,8 +30,8 @@ APPLICATORS = frozenset(
     ]
 )
 ANNOTATIONS = frozenset(("title", "description", "default", "examples"))
-MAX_COUNT = 1 << 63
-ONE, SEQUENCE, ALL = 1, 2, 4  # a keyword's subschema is its value, the items of its value, the members of its value
+_MAX_COUNT = 1 << 63
+ONE, SEQUENCE, MAPPING = 1, 2, 4  # a keyword's subschema is its value, the items of its value, the members of its value
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Keyword:
     places: int = 0
 
 
-_SCHEMA, _SCHEMAS, _NAMED = Keyword("schema", ONE), Keyword("schemas", SEQUENCE), Keyword("named schemas", ALL)
+_SCHEMA, _SCHEMAS, _NAMED = Keyword("schema", ONE), Keyword("schemas", SEQUENCE), Keyword("named schemas", MAPPING)
 _COUNT, _NUMBER, _BOOLEAN, _STRING = Keyword("count"), Keyword("number"), Keyword("boolean"), Keyword("string")
 
 KEYWORDS: Mapping[str, Keyword] = {
@@ -59,7 +59,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     "required": Keyword("names"),
     "dependentRequired": Keyword("names of members"),
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _NAMED),
-    "dependencies": Keyword("dependencies", ALL),
+    "dependencies": Keyword("dependencies", MAPPING),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
     **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), _SCHEMA),
     **dict.fromkeys(("additionalProperties", "additionalItems"), _SCHEMA),
@@ -103,8 +103,8 @@ def _are_names(value: Any) -> bool:
 # Each kind of value: its check, and its description in error messages.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "count": (
-        lambda value: _is_number(value) and 0 <= value <= MAX_COUNT and value == int(value),
-        f"a natural number of at most {MAX_COUNT}",
+        lambda value: _is_number(value) and 0 <= value <= _MAX_COUNT and value == int(value),
+        f"a natural number of at most {_MAX_COUNT}",
     ),
     "number": (_is_number, "a number"),
     "bound": (lambda value: isinstance(value, int | float), "a number"),  # draft 4 has booleans here

@@ -31,15 +31,15 @@ from ..regex.decimal_ranges import (
     in_ranges,
 )
 from ..regex.dfa import Dfa, intersect, trimmed_dfa
-from ..regex.expression import EMPTY, Bytes, optional, repeat, sequence
 from ..regex.listed import listed_dfa
 from ..regex.pair_product import pair_product
+from ..regex.syntax.expression import EMPTY, Bytes, optional, repeat, sequence
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
-from .string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
+from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
 
-MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
+_MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked for being empty
@@ -48,14 +48,14 @@ MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked fo
 def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
     """Return a schema's number as an exact decimal.
 
-    Raises GrammarError if it is written with more than `MAX_DIGITS` digits.
+    Raises GrammarError if it is written with more than `_MAX_DIGITS` digits.
     """
     try:
         written = repr(value)
     except ValueError:  # Python writes no integers of more than 4,300 digits
         written = ""
-    if not 0 < len(written) <= MAX_DIGITS:
-        raise GrammarError(f"{name!r} has more than {MAX_DIGITS} digits", pointer=child(pointer, name))
+    if not 0 < len(written) <= _MAX_DIGITS:
+        raise GrammarError(f"{name!r} has more than {_MAX_DIGITS} digits", pointer=child(pointer, name))
     return Decimal(written)
 
 

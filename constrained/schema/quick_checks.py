@@ -22,11 +22,11 @@ from .keywords import (
     TYPES,
     UNEVALUATED_KEYWORDS,
 )
-from .string_dfas import has_texts
+from .strings.string_dfas import has_texts
 
-MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
+_MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed
-MAX_COMPARED = 64  # schemas without a common member that are compared pair by pair
+_MAX_COMPARED = 64  # schemas without a common member that are compared pair by pair
 _OBJECT_LIMITS = frozenset(("required", "minProperties", "maxProperties"))
 _ARRAY_LIMITS = frozenset(("minItems", "maxItems", "contains"))
 # Without these a schema is satisfied by the empty value of any of its types.
@@ -45,7 +45,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 }
 
 
-def quick_satisfiable(document: Document, location: Location, depth: int = MAX_DEPTH) -> bool:
+def quick_satisfiable(document: Document, location: Location, depth: int = _MAX_DEPTH) -> bool:
     """Return True if some value surely satisfies the schema. False means unknown."""
     schema = location.schema
     if isinstance(schema, bool):
@@ -251,7 +251,7 @@ def _are_disjoint_objects(outlines: list[_Outline]) -> bool:
             groups = {tuple(numbers) for numbers in same.values() if len(numbers) > 1}
             if all(len(numbers) < len(outlines) for numbers in groups):
                 return all(_are_disjoint_objects([outlines[number] for number in group]) for group in groups)
-    return len(outlines) <= MAX_COMPARED and all(
+    return len(outlines) <= _MAX_COMPARED and all(
         any(name in b.members and not keys & b.members[name] for name, keys in a.members.items())
         for a, b in combinations(outlines, 2)
     )
@@ -270,7 +270,7 @@ def _required(schema: dict[str, Any]) -> list[str]:
     return required if isinstance(required, list) else []
 
 
-def _outline(document: Document, location: Location, required: list[str], depth: int = MAX_DEPTH) -> _Outline:
+def _outline(document: Document, location: Location, required: list[str], depth: int = _MAX_DEPTH) -> _Outline:
     """Return the outline of a schema. `required` are names that objects have in any case."""
     location = _followed(document, location)
     schema = location.schema

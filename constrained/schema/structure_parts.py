@@ -17,7 +17,7 @@ from ..record import record
 from .document import Document
 from .formula import Formula, conj, evaluate
 from .interface import SchemaCompiler, joined_goal
-from .string_dfas import pattern_chars
+from .strings.string_dfas import pattern_chars
 
 MORE_THAN_ANY = 1 << 64  # count
 LEAST_LONG = 8  # counts of a range that one state serves; shorter ones have a state for each count

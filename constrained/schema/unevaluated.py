@@ -16,7 +16,7 @@ from .formula import Formula, conj, disj, neg
 from .interface import SchemaCompiler
 from .keyword_set import derived_keywords, object_with
 from .keywords import child
-from .string_dfas import pattern_chars
+from .strings.string_dfas import pattern_chars
 
 MAX_COMBINATIONS = 64  # of conditions that patterns, or `contains`, have for the same name or item
 

@@ -18,7 +18,7 @@ from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, atoms, bits
 from .interface import SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
 from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_product, number_universe
-from .string_states import QUOTE, string_start
+from .strings.string_states import QUOTE, string_start
 
 SPACES = b" \n\t\r"
 WORDS = {"null": b"null", "true": b"true", "false": b"false"}

@@ -13,9 +13,9 @@ from ..grammar.gbnf import gbnf_grammar
 from ..grammar.states import grammar_start
 from ..regex.byte_dfa import byte_dfa
 from ..regex.dfa import Dfa
-from ..regex.expression import alternation, literal
-from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
+from ..regex.syntax.expression import alternation, literal
+from ..regex.syntax.parser import containing, parse_regex
 from ..schema.compile import checked_document, schema_start
 from ..schema.number_parts import NUMBER_END
 from .spec import (

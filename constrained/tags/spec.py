@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from ..errors import GrammarError
 from ..regex.charset import has_surrogates
 
-MAX_NESTING = 30
+_MAX_NESTING = 30
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class _SpecReader:
 
     def format(self, spec: Any, pointer: str) -> Format:
         self._depth += 1
-        if self._depth > MAX_NESTING:
-            _fail(f"formats nested deeper than {MAX_NESTING}", pointer)
+        if self._depth > _MAX_NESTING:
+            _fail(f"formats nested deeper than {_MAX_NESTING}", pointer)
         found = self._format(spec, _get(spec, "type", pointer), pointer)
         self._depth -= 1
         return found

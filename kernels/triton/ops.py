@@ -13,7 +13,8 @@ from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
 from ..reference.ops import DeterministicOps, ReferenceOps
-from . import experts, latent_attention, layers, logits, lora, paged_attention, recurrence, sampling, store
+from . import experts, layers, logits, lora, recurrence, sampling, store
+from .attention import latent_attention, paged_attention
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from .store import ROUNDER
 BLOCK_INPUTS = 128  # inputs at a time where a scale is a row's
 _LARGE_ROW = 4096
 _OUTPUTS = 64
-FEW_ROWS, SOME_ROWS = 16, 64  # rows of a tile
+_FEW_ROWS, SOME_ROWS = 16, 64  # rows of a tile
 
 
 class Codes(NamedTuple):
@@ -90,7 +90,7 @@ def matmul(
         return out
     E = 0 if experts is None else weight.codes.shape[0]
     assert not fixed or E, "layers without experts are computed a fixed number of rows at a time"
-    block_m = FEW_ROWS if fixed or FEW_ROWS * max(1, E) >= T else SOME_ROWS
+    block_m = _FEW_ROWS if fixed or _FEW_ROWS * max(1, E) >= T else SOME_ROWS
     tiles = triton.cdiv(T, block_m) if E == 0 else min(T, triton.cdiv(T, block_m) + E)
     block_c = weight.group or BLOCK_INPUTS
     num_groups = triton.cdiv(C, block_c)

@@ -22,7 +22,7 @@ from ..reference.sampling import SamplingTensors
 from .launching import launch
 
 _BLOCK = 4096
-NOT_FINITE = tl.constexpr(arguments.NOT_FINITE)
+_NOT_FINITE = tl.constexpr(arguments.NOT_FINITE)
 
 
 def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
@@ -278,7 +278,7 @@ def _choose(
     logits = logits_RV + row * stride
     best, greedy = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
     if (best == float("inf")) | (best == float("-inf")):
-        tl.store(tokens_R + row, tl.full((), NOT_FINITE, tl.int64))
+        tl.store(tokens_R + row, tl.full((), _NOT_FINITE, tl.int64))
         return
     temperature = tl.load(temperature_R + row)
     if temperature == 0.0:

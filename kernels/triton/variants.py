@@ -20,14 +20,15 @@ from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
 from ..reference.quantise import INT4, QUANTISED_MAX, stored_size
 from ..reference.sampling import SAMPLING_DTYPES, SamplingTensors
-from . import experts, latent_attention, layers, logits, lora, recurrence, sampling, store
-from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
+from . import experts, layers, logits, lora, recurrence, sampling, store
+from .attention import latent_attention
+from .attention.chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
+from .attention.paged_rows import QUERY_CLASSES, PagedRows
+from .attention.split_attention import Merge, SharedPass, attend_shared, split_attention
+from .attention.splits import fixed_splits, make_splits
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
-from .paged_rows import QUERY_CLASSES, PagedRows
 from .quantised_matmul import Codes, dequantise, matmul, quantise_rows
-from .split_attention import Merge, SharedPass, attend_shared, split_attention
-from .splits import fixed_splits, make_splits
 
 _META = torch.device("meta")  # tiles are those of the CUDA device, or of the one assumed without any
 
@@ -41,10 +42,10 @@ class KernelShapes:
     head_dim: int
     hidden_size: int
     vocab_size: int
+    page_size: int
     latent_rank: int = 0  # first dimensions of a key that are its value; 0: values are stored apart
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
-    page_size: int = 16
     windows: tuple[int | None, ...] = (None,)
     soft_cap: float | None = None
     sinks: bool = False

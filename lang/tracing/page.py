@@ -20,7 +20,7 @@ import msgspec
 
 from ...runtime.programs.records.view import ProgramView
 
-STATIC = Path(__file__).parents[2] / "runtime" / "frontend" / "http" / "page" / "static"
+STATIC = Path(__file__).parents[2] / "runtime" / "frontend" / "http" / "dashboard" / "static"
 _ENTRY = "trace_page.js"
 _STYLES = ("style.css", "views.css")
 

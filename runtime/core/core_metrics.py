@@ -18,7 +18,7 @@ from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
 from ..protocol.sampling import AdditionalProperties, Constraint
 from ..scheduler.plan import ForwardPlan
-from .grammar_cache import MAX_BYTES, GrammarCache
+from .grammar_cache import MAX_GRAMMAR_BYTES, GrammarCache
 from .service import Service
 
 
@@ -56,7 +56,7 @@ class TimedGrammarCache(GrammarCache, Service):
         *,
         engine: GrammarBackendName,
         additional_properties: AdditionalProperties,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_GRAMMAR_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(

@@ -21,6 +21,7 @@ from ...constrained import (
     Choices,
     Grammar,
     GrammarError,
+    GrammarSource,
     JsonSchema,
     Regex,
     SchemaOptions,
@@ -28,7 +29,6 @@ from ...constrained import (
     Vocabulary,
     WhitespacePolicy,
 )
-from ...constrained import Constraint as GrammarSource
 from ...constrained.backends import BackendName, MatcherSource, backend
 from ..protocol.errors import RequestError
 from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
@@ -38,7 +38,7 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has on
 MAX_INTERPRETED_TOKENS = 40_000  # of a vocabulary whose masks take milliseconds, not seconds, without compiled loops
 _LOOPS = "ramiform.constrained"
 MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
-MAX_BYTES = 512 << 20  # that cached grammars take together
+MAX_GRAMMAR_BYTES = 512 << 20  # that cached grammars take together
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),
@@ -76,7 +76,7 @@ class GrammarCache:
         whitespace: WhitespacePolicy = "bounded",
         additional_properties: AdditionalProperties = "closed",
         max_grammars: int = MAX_GRAMMARS,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_GRAMMAR_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
         """`wait_for_loops` is called in a thread when a grammar needs the compiled loops and they are postponed."""

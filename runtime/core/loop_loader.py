@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 
 from ... import loops
-from ..compile_ahead import MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
+from ..compile_ahead import COMPILING_MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
 from ..engine import ForwardEngine
 from ..processes import parent_watchdog
 from .service import Reply, Service
@@ -36,7 +36,7 @@ _MODULES: dict[LoopGroup, tuple[str, ...]] = {
         f"ramiform.constrained.{name}"
         for name in ("automaton.walk_packed", "automaton.literal_kernel", "regex.dfa_kernel", "regex.subset_kernel")
     ),
-    "drafts": ("ramiform.runtime.speculation.suffix",),
+    "drafts": ("ramiform.runtime.scheduler.drafts.suffix",),
 }
 LOOPS_POLL_MS = 50  # polling interval of an idle core while the kernels' loops are being loaded
 _NICENESS = 10  # of the processes that compile: answers come first
@@ -146,7 +146,9 @@ class LoopLoader:
         if starts:
             self._start_time = time.monotonic()
         seconds = time.monotonic() - self._start_time
-        message = f"{MESSAGE}; answers are slower until then" if starts else f"compiled loops in {seconds:.0f} s"
+        message = (
+            f"{COMPILING_MESSAGE}; answers are slower until then" if starts else f"compiled loops in {seconds:.0f} s"
+        )
         if sys.stderr.isatty():
             print(f"ramiform: {message}", file=sys.stderr, flush=True)
         else:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 TURN_STEPS = 100_000  # about a millisecond
 FIRST_STEPS = 30_000  # of a line's first turn, in which a plain schema is compiled
 OLDEST_SHARE = 2  # one in so many turns is the oldest job's
-HALF_LIFE = 100_000_000  # steps of all lines, after which those that a line has had count half
+_HALF_LIFE = 100_000_000  # steps of all lines, after which those that a line has had count half
 MAX_BEGUN = 64  # jobs that have begun, each with a thread
 MAX_LINES = 1024  # whose work is remembered
 
@@ -203,7 +203,7 @@ class Turns:
         num_steps = self._turn_steps - self._left
         job.line.steps += num_steps
         self._num_steps += num_steps
-        if self._num_steps >= HALF_LIFE:
+        if self._num_steps >= _HALF_LIFE:
             self._num_steps = 0
             for line in self._lines.values():
                 line.steps //= 2

@@ -15,14 +15,14 @@ import torch
 from ...kernels import Ops, StreamingSizes, for_device
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from ..models.kv_scales import KvScales
 from ..models.load import load_model
 from ..models.parallel.group import SINGLE_RANK, Group, SingleRank
 from ..models.parallel.shard import shard_of
 from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
 from ..models.read_config import read_config
-from ..models.weights import Progress
+from ..models.stored.kv_scales import KvScales
+from ..models.stored.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .compile_kernels import compile_kernels

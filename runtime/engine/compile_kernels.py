@@ -14,6 +14,7 @@ import torch
 
 from ...kernels import Chunk
 from ..models.decoder import Decoder
+from .kv_pool import PAGE_SIZE
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -37,6 +38,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         latent_rank=0 if config.latent is None else config.latent.rank,
+        page_size=PAGE_SIZE,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         windows=tuple(dict.fromkeys(None if isinstance(one, Chunk) else one for one in config.windows)),

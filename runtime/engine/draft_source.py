@@ -24,8 +24,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ..scheduler.drafts.tree import DraftTree
 from ..scheduler.plan import DraftSpec, PageCopy, Row
-from ..speculation.tree import DraftTree
 
 
 @dataclass(frozen=True)

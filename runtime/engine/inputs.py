@@ -15,8 +15,8 @@ from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, StreamingAtte
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.lora.adapters import StepAdapters
 from ..models.recurrent.memory import RecurrentStep
+from ..scheduler.drafts.tree import is_chain
 from ..scheduler.plan import Row
-from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 

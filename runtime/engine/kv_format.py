@@ -15,8 +15,8 @@ import torch
 from ...kernels import INT4, QUANTISED_MAX
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
-from ..models.kv_scales import KvScales, read_kv_scales
 from ..models.parallel.group import SINGLE_RANK, Group
+from ..models.stored.kv_scales import KvScales, read_kv_scales
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
 from .kv_ranges import measure, random_texts, ranges_file, read_ranges

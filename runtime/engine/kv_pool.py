@@ -14,10 +14,9 @@ import torch
 from ...kernels import INT4, QUANTISED_MAX, KvCache, stored_size
 from ...kernels.huge_pages import zeros_in_huge_pages
 from ..models.config import ModelConfig
-from ..models.kv_scales import KvScales
+from ..models.stored.kv_scales import KvScales
+from ..protocol.config import PAGE_SIZE as PAGE_SIZE
 from ..scheduler.plan import PageCopy
-
-PAGE_SIZE = 16  # slots
 
 
 def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -20,8 +20,8 @@ from ...kernels import INT4, QUANTISED_MAX
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
-from ..models.kv_scales import KvScales
 from ..models.parallel.group import SINGLE_RANK, Group
+from ..models.stored.kv_scales import KvScales
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory

@@ -18,8 +18,8 @@ import msgspec
 import torch
 
 from ..models.decoder import Decoder
-from ..models.kv_scales import KvScales
 from ..models.parallel.group import Group
+from ..models.stored.kv_scales import KvScales
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.errors import RequestError
 from ..scheduler.plan import DraftNode, ForwardPlan, Row, Sample

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ...kernels import Deferred, Ops, compact_kv, to_device, to_host
+from ..scheduler.drafts.tree import depths, is_chain
 from ..scheduler.plan import Row, Sample
-from ..speculation.tree import depths, is_chain
 from .kv_pool import PAGE_SIZE, KvPool
 
 

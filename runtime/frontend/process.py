@@ -29,7 +29,7 @@ from .records.program import ProgramRecord
 from .text.generation import Generator
 
 if TYPE_CHECKING:
-    from .http.page.routes import Page
+    from .http.dashboard.routes import Page
     from .http.transport.server import HttpServer
 
 SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))

@@ -77,17 +77,17 @@ from ...kernels.cpu.step.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.step.phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
-from .experts_config import ExpertsConfig
+from .experts.config import ExpertsConfig
+from .experts.mixture import MixtureMlp, SeparateExperts, SharedExpert
 from .families.row import Activation, QkNorm
 from .linear import DenseLinear
 from .lora.adapters import StepAdapters
-from .mixture import MixtureMlp, SeparateExperts, SharedExpert
 from .mlp import DenseMlp
 from .norm import Norm, RmsNorm
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
-from .rope import side_by_side
-from .stored_layout import reorders_outputs
+from .rope.angles import side_by_side
+from .stored.layout import reorders_outputs
 
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays. A multiplication of
 # attention takes as long as reading so many bytes of weights.

@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from ...kernels import Chunk, StreamingSizes
 from .config_fields import ConfigFields
-from .experts_config import ExpertsConfig, parse_experts
+from .experts.config import ExpertsConfig, parse_experts
 from .families.row import Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
 from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
 from .recurrent.config import Multipliers, RecurrentConfig, layer_kinds, parse_multipliers, parse_recurrent
-from .rope_config import NO_ROPE, RopeConfig, parse_rope
+from .rope.config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -52,7 +52,7 @@ LLAMA_LAYOUT = StoredLayout()
 
 LayerPart = Literal["both", "mixer", "mlp"]  # a mixer attends or is recurrent
 
-MAX_LAYERS = 10_000  # parse_config makes a value for each
+_MAX_LAYERS = 10_000  # parse_config makes a value for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         return None if field is None or fields.raw.get(field) is None else fields.number(field)
 
     kinds = layer_kinds(fields) if family.recurrent is not None and family.recurrent.one_part else []
-    num_layers = len(kinds) or fields.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = len(kinds) or fields.count("num_hidden_layers", most=_MAX_LAYERS)
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     latent = parse_latent(fields) if family.latent else None
@@ -354,7 +354,7 @@ def _check_stacked(fields: ConfigFields, quantisation: Quantisation | None, expe
 
 def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | None:
     """Return the pattern of tensors that are not read; some families store further layers after the last one."""
-    count = max((fields.count(name, default=0, least=0, most=MAX_LAYERS) for name in family.further_layers), default=0)
+    count = max((fields.count(name, default=0, least=0, most=_MAX_LAYERS) for name in family.further_layers), default=0)
     if count == 0:
         return family.skipped
     layers = "|".join(str(num_layers + index) for index in range(count))

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import CheckpointError, UnsupportedField
 
-MAX_COUNT = 1 << 32  # of any count in a configuration; larger ones are mistakes, which would overflow sizes
+_MAX_COUNT = 1 << 32  # of any count in a configuration; larger ones are mistakes, which would overflow sizes
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class ConfigFields:
             raise self.invalid(field, "must be an object")
         return ConfigFields(value, self.file, f"{self._within}{field}.")
 
-    def count(self, field: str, *, default: int | None = None, least: int = 1, most: int = MAX_COUNT) -> int:
+    def count(self, field: str, *, default: int | None = None, least: int = 1, most: int = _MAX_COUNT) -> int:
         """Return an integer of at least `least` and at most `most`."""
         value = self._value(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

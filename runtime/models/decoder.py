@@ -28,8 +28,8 @@ from .parallel.group import SINGLE_RANK, Group
 from .parallel.stage import with_layers
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .recurrent.memory import RecurrentStep, StateMemory
-from .rope import Rope
-from .stored_layout import reorders_outputs, rotary_order
+from .rope.angles import Rope
+from .stored.layout import reorders_outputs, rotary_order
 
 if TYPE_CHECKING:
     from .compiled_layers import CompiledLayers

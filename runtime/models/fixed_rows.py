@@ -12,8 +12,8 @@ import torch
 
 from ...kernels import Ops
 from ...kernels.reference.fixed_rows import in_fixed_rows
+from .experts.mixture import MixtureMlp
 from .linear import Destination, Linear, Loadable, WrappedLinear, linear_parts
-from .mixture import MixtureMlp
 from .mlp import DenseMlp, Mlp
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters

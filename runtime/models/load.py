@@ -24,8 +24,8 @@ from .quantised.rounding import int4_group_size
 from .quantised.scheme import WeightKind, quantise_while_loading
 from .read_config import read_config
 from .size import model_size
-from .stored_layout import renaming
-from .weights import IsIgnored, Progress, load_weights, weight_files
+from .stored.layout import renaming
+from .stored.weights import IsIgnored, Progress, load_weights, weight_files
 
 MAX_PARAMETERS_PER_BYTE = 4  # weights of two bits
 UNCHECKED_PARAMETERS = 1 << 28  # as many may be allocated before a truncated file is found out
@@ -71,7 +71,7 @@ def load_model(
         config = replace(config, rope=config.rope.within(context_length), windows=windows)
     own = config.quantisation
     if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
-        from .gguf.block_formats import four_bit_modules  # here, because it imports gguf
+        from .gguf.block_reader import four_bit_modules  # here, because it imports gguf
 
         formats = four_bit_modules(own.block_formats, config)  # the others are read as dense
         own = replace(own, block_formats=formats) if formats else None

@@ -22,7 +22,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_embedding_and_head
 from ..models.lora.peft import AdapterWeights
-from ..models.weights import Progress
+from ..models.stored.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from ..speculation.build import draft_bytes

@@ -27,9 +27,9 @@ from ..processes import logs, parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
+from ..scheduler.drafts.tree import DraftTree
 from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_bytes
-from ..speculation.tree import DraftTree
 from .collectives import join_group
 from .messages import (
     CopyPages,

@@ -95,7 +95,7 @@ async def _make_frontend(config: RuntimeConfig, children: list[ChildProcess]) ->
             module = "ramiform.runtime.processes.frontend_worker"
             children.append(await ChildProcess.start(name, module, *arguments, config=config, fds=fds, reports=True))
         if config.serve.engine == "dynamo":
-            module = "ramiform.runtime.cluster.dynamo_worker"
+            module = "ramiform.runtime.dynamo.worker"
             children.append(await ChildProcess.start("Dynamo worker", module, config=config, reports=True))
         return Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), listener=listener)
     except RamiformError:

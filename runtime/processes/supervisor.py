@@ -11,7 +11,7 @@ from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RuntimeFailed
 from . import parent_watchdog
 
-MAX_LINE_BYTES = 1 << 24  # of a child's reports and logs
+_MAX_LINE_BYTES = 1 << 24  # of a child's reports and logs
 CHILD_EXIT_SECONDS = 10.0  # then a child is killed; a stuck one exits by itself sooner
 
 
@@ -44,7 +44,7 @@ class ChildProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE if reports else asyncio.subprocess.DEVNULL if logs else sys.stderr.fileno(),
             stderr=asyncio.subprocess.PIPE if logs else None,
-            limit=MAX_LINE_BYTES,
+            limit=_MAX_LINE_BYTES,
             start_new_session=True,  # a terminal's Ctrl-C is handled here, also while the child starts
             env=parent_watchdog.child_environment(),
             pass_fds=fds,

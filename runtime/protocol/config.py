@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from .sampling import AdditionalProperties
 
+PAGE_SIZE = 16  # tokens of a KV page, the unit in which memory is given out and reused
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "medusa", "mtp", "draft", "early-exit", "suffix", "ngram", "lookahead", "off"]
 # Draft sources that run beside the model, on its device. The scheduler makes the other drafts, from texts.
@@ -130,7 +131,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=16)] | None, Meta(description="tokens per sequence; default: the model's")
     ] = None
     num_pages: Annotated[
-        Annotated[int, Meta(ge=4)] | None, Meta(description="KV pages of 16 tokens; default: from kv_memory")
+        Annotated[int, Meta(ge=4)] | None, Meta(description=f"KV pages of {PAGE_SIZE} tokens; default: from kv_memory")
     ] = None
     kv_memory: Annotated[
         Annotated[float, Meta(gt=0, le=1 << 20)] | None,

@@ -127,7 +127,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     A body or a program makes this value, and it travels whole: a field declared here reaches the core by itself.
     `namespace` separates caches: nothing is shared across namespaces. `program` is the program that the request belongs
-    to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress. Requests of clients may ask
+    to, for scheduling; `soft_pins` are for eviction, `progress` is the program's. Requests of clients may ask
     to `retain` prefixes of the prompt. The last `continued` tokens are output of an earlier request with the same
     sampling, which goes on: its grammar, stop rules, penalties and draws are those that the whole output would have.
     The numbers of new tokens count what comes after them. `adapter` is the name of a LoRA adapter.
@@ -137,8 +137,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
-    claims: list[SoftPin] = []
-    outlook: ProgramProgress | None = None
+    # On the wire and in plan logs, these have the names of older versions.
+    soft_pins: list[SoftPin] = msgspec.field(default_factory=list, name="claims")
+    progress: ProgramProgress | None = msgspec.field(default=None, name="outlook")
     retain: list[Retention] = []
     in_bulk: bool = False  # nobody reads the stream: tokens may come many at a time
     continued: int = 0

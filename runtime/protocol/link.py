@@ -25,7 +25,7 @@ from .transport import secure_program_socket
 
 PING_SECONDS = 5.0
 LINGER_MS = 200  # how long a closing socket may take to deliver its last messages
-MESSAGES_PER_TURN = 256  # read before sending what is queued
+_MESSAGES_PER_TURN = 256  # read before sending what is queued
 
 _DISCONNECTED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # CLOSED: an attempt to connect failed
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
@@ -158,7 +158,7 @@ class FrontendLink:
             if self._wake_receiver.fileno() in ready:
                 self._wake_receiver.recv(4096)
                 self._woken = False
-            self._receive(MESSAGES_PER_TURN)
+            self._receive(_MESSAGES_PER_TURN)
             if polled is not self._socket:  # the link has moved
                 poller, polled = self._make_poller(), self._socket
                 continue

@@ -77,7 +77,7 @@ def _remove_sorted(requests: list[Request], request: Request, key: Callable[[Req
     del requests[at]
 
 
-MEASURE_INTERVAL = 8  # rounds of admission between two measurements of a waiting request
+_MEASURE_INTERVAL = 8  # rounds of admission between two measurements of a waiting request
 GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread (Weyl's sequence)
 
 
@@ -155,7 +155,7 @@ class Admission:
         self._max_running = max_running
         self._queue = WaitingQueue(policy)
         self._num_admissions = 0
-        self._num_cached_by_rid: dict[str, int] = {}  # by rid, at most MEASURE_INTERVAL rounds old
+        self._num_cached_by_rid: dict[str, int] = {}  # by rid, at most _MEASURE_INTERVAL rounds old
         self._awaited_prefixes: dict[str, AwaitedPrefix] = {}  # by rid of the waiting request
 
     def __len__(self) -> int:
@@ -235,7 +235,7 @@ class Admission:
         tokens."""
         if (
             request.rid not in self._num_cached_by_rid
-            or (self._num_admissions + request.serial) % MEASURE_INTERVAL == 0
+            or (self._num_admissions + request.serial) % _MEASURE_INTERVAL == 0
         ):
             self._num_cached_by_rid[request.rid] = self._num_cached(request)
         return self._num_cached_by_rid[request.rid]

@@ -18,8 +18,8 @@ from ...radix.lease import Lease
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
+from .drafts.prepared_draft import PreparedDraft
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
-from .prepared_draft import PreparedDraft
 from .request import Request
 
 STATE_INTERVAL = 1024  # tokens between the recurrent states that are kept of a long sequence

@@ -18,7 +18,7 @@ from itertools import takewhile
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from .request import Request
-from .sampling_inputs import grammar_too_complex
+from .rows.sampling_inputs import grammar_too_complex
 
 CONTEXT_TOKENS = 4  # maximum number of tokens before the seam that are encoded with the text
 

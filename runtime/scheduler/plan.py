@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..protocol.sampling import DrawParams, TokenLogprob
-from ..speculation.tree import DraftTree, depths
+from .drafts.tree import DraftTree, depths
 
 PENDING = -1  # stands for a token that is not known yet
 

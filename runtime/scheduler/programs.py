@@ -170,16 +170,16 @@ class LivePrograms:
             return
         assert request.lease is not None
         program.is_running = False
-        for claim in self._claims(request, program):
-            owner = program_id, claim.state
-            num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
+        for pin in self._soft_pins_of(request, program):
+            owner = program_id, pin.state
+            num_tokens = request.num_computed if pin.num_tokens is None else pin.num_tokens
             self._cache.set_soft_pin(request.lease, owner, max(0, num_tokens), request.rank)
-            self._num_soft_pins += claim.state not in program.states
-            program.states.add(claim.state)
+            self._num_soft_pins += pin.state not in program.states
+            program.states.add(pin.state)
             if request.session_state is not None:
-                program.num_tokens[claim.state] = num_tokens
-            self._cache.begin_wait(owner, TURN if claim.num_tokens is None else FORKED)
-            if claim.num_tokens is None:
+                program.num_tokens[pin.state] = num_tokens
+            self._cache.begin_wait(owner, TURN if pin.num_tokens is None else FORKED)
+            if pin.num_tokens is None:
                 self._ended_turns[request.rid] = owner
         if request.message.session is not None and len(program.states) > MAX_SESSION_STATES:
             self.end(
@@ -213,10 +213,10 @@ class LivePrograms:
             self._cache.forecast.forget(owner)
             self._cache.drop_soft_pin(owner)
 
-    def _claims(self, request: Request, program: _LiveProgram) -> list[SoftPin]:
+    def _soft_pins_of(self, request: Request, program: _LiveProgram) -> list[SoftPin]:
         if request.message.session is not None:
             return [] if request.session_state is None else [SoftPin(request.session_state)]
-        return [SoftPin(0)] if program.is_session else request.message.claims
+        return [SoftPin(0)] if program.is_session else request.message.soft_pins
 
     def note_turn_ended(self, rid: str, waits_for: str) -> None:
         """Record what the program of an ended request waits for."""
@@ -252,4 +252,4 @@ def _own_pins(request: Request) -> list[tuple[str, int]]:
         return []
     if request.message.session is not None:
         return [] if request.session_state is None else [(request.program_id, request.session_state)]
-    return [(request.program_id, claim.state) for claim in request.message.claims if claim.num_tokens is None]
+    return [(request.program_id, pin.state) for pin in request.message.soft_pins if pin.num_tokens is None]

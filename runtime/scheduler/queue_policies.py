@@ -116,7 +116,7 @@ def _fair_by_program(front: list[Request], context: QueueContext) -> list[Reques
 def _remaining_generations(request: Request) -> tuple[int, ...]:
     """Sort key for the number of generations left in the request's program; programs where it is
     not known come last."""
-    progress = request.message.outlook
+    progress = request.message.progress
     return (0, progress.num_generations) if progress is not None and progress.complete else (1, 0)
 
 

@@ -14,15 +14,15 @@ from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
-from ..speculation.lookahead import Lookahead
-from ..speculation.ngram import NgramIndex
-from ..speculation.tree import DraftTree
+from .drafts.lookahead import Lookahead
+from .drafts.ngram import NgramIndex
+from .drafts.speculation_policy import Acceptance
+from .drafts.tree import DraftTree
 from .embedding_pooling import EmbeddingPooling
 from .interfaces import VocabularyInfo
 from .plan import Sample
-from .speculation_policy import Acceptance
+from .rows.token_rules import TokenRules, token_rules
 from .stops import StopRules
-from .token_rules import TokenRules, token_rules
 
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 

@@ -45,18 +45,18 @@ from .admission import Admission
 from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
 from .batch import Batch, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
 from .counters import SchedulerCounters
-from .drafting import Drafting
+from .drafts.drafting import Drafting
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
 from .jump_forward import Retokenise
-from .mask_preparation import GrammarFollowing, Submit
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
 from .remote_prefixes import FetchPrefix, RemotePrefixes
 from .request import Request, length_limit, make_request, program_id, session_id
-from .row_builder import build_following_row, build_row, build_sampling
+from .rows.mask_preparation import GrammarFollowing, Submit
+from .rows.row_builder import build_following_row, build_row, build_sampling
 
 __all__ = ["Scheduler", "VocabularyInfo", "make_cache"]
 

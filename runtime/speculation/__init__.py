@@ -1,1 +1,1 @@
-"""Speculative decoding: draft trees, and the sources that propose them."""
+"""Speculative decoding on the device: sources that propose draft trees with a model, a head or prediction layers."""

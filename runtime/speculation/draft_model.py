@@ -22,9 +22,9 @@ from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..engine.last_tokens import NO_LAST_TOKENS
 from ..engine.paths.step_graphs import StepGraphs
 from ..models.decoder import Decoder
+from ..scheduler.drafts.tree import DraftTree
 from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .slot_ledger import SkippedRows, SlotLedger
-from .tree import DraftTree
 
 CATCH_UP_TOKENS = 1024  # tokens computed at once while catching up
 

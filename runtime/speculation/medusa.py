@@ -24,10 +24,10 @@ from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear, Linear
 from ..models.packed_linear import pack_linear
+from ..scheduler.drafts.tree import DraftTree
 from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .eagle.load import read_tensors
 from .eagle.tree_growth import draft_temperature
-from .tree import DraftTree
 
 FILES = ("medusa_lm_head.safetensors", "model.safetensors", "medusa_lm_head.pt")
 MAX_HEADS, MAX_BLOCKS = 32, 8

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..protocol.errors import RequestError
 from .errors import TokenizerError
 
-MAX_CHARACTERS = 16 << 20
+_MAX_CHARACTERS = 16 << 20
 MAX_CPU_SECONDS = 10.0
 _LIMIT = "the chat template exceeds its limit of output or CPU time"
 
@@ -61,7 +61,7 @@ class ChatTemplate:
         """Render the conversation. `kwargs` are further variables of the template, e.g. `enable_thinking`.
 
         Raises RequestError (param "messages") with the template's own message when it refuses the messages, and when
-        its output or CPU time exceeds MAX_CHARACTERS or MAX_CPU_SECONDS.
+        its output or CPU time exceeds _MAX_CHARACTERS or MAX_CPU_SECONDS.
         """
         deadline = _Deadline(MAX_CPU_SECONDS)
         variables = self.variables | kwargs
@@ -73,7 +73,7 @@ class ChatTemplate:
             for part in self._choose(tools).generate({"documents": None} | variables):
                 parts.append(part)
                 num_characters += len(part)
-                if num_characters > MAX_CHARACTERS:
+                if num_characters > _MAX_CHARACTERS:
                     raise RequestError(_LIMIT, param="messages")
                 deadline.check()
         except jinja2.TemplateError as error:

@@ -20,7 +20,7 @@ PATTERN = (
 )
 NUM_SPECIAL = 256
 BOS = "<|begin_of_text|>"
-ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 _FIRST_SPECIAL = (
     BOS,
     "<|end_of_text|>",
@@ -62,7 +62,7 @@ class TiktokenTokenizer(Tokenizer):
             config,
             bound=TokenCountBound(max(map(len, pieces))),
             default_bos=BOS,
-            default_eos=ENDS,
+            default_eos=_ENDS,
             adds_bos=True,
         )
 

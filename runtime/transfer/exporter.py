@@ -19,7 +19,7 @@ from ..protocol.sampling import SamplingParams
 from .messages import MAX_PAYLOAD_BYTES, MAX_UNCONFIRMED_BYTES, FetchEnded, FetchPrefix, PagesSent, PagesTaken, ToClient
 from .pages import CachePages
 
-SILENCE_SECONDS = 30.0  # for a receiver to confirm pages; longer than a fetcher waits for them
+_SILENCE_SECONDS = 30.0  # for a receiver to confirm pages; longer than a fetcher waits for them
 MAX_EXPORTS = 1024  # of all receivers
 _OWNER = b"transfer"  # of the requests that compute prefixes, instead of a frontend
 
@@ -139,7 +139,7 @@ class PrefixExporter:
     def work(self, now: float, slots: SendSlots | None, readers: set[bytes]) -> None:
         """Send what has become ready, as far as receivers keep up. `readers` are receivers that read `slots`."""
         for export in list(self._exports.values()):
-            if now - export.last_message > SILENCE_SECONDS and export.num_unconfirmed:
+            if now - export.last_message > _SILENCE_SECONDS and export.num_unconfirmed:
                 self._drop(export, slots)
                 continue
             while self._send_ready(export, slots if export.peer in readers else None, now):

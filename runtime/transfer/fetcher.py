@@ -26,7 +26,7 @@ logger = logging.getLogger("ramiform.transfer")
 
 # Seconds without pages until a prompt is computed here. A prompt may wait in the prefill runtime's queue, and the
 # end of a process or of its connection is noticed by itself.
-SILENCE_SECONDS = 20.0
+_SILENCE_SECONDS = 20.0
 OVERLOAD = 2  # a prefill runtime that has cached a prompt's beginning may have this many times the least one's tokens
 
 
@@ -144,7 +144,7 @@ class PrefixFetcher:
     def work(self, now: float) -> None:
         """End the fetches that nobody wants any more, or whose peers are silent."""
         for fetch in list(self._fetches.values()):
-            if not fetch.is_wanted or now - fetch.heard > SILENCE_SECONDS:
+            if not fetch.is_wanted or now - fetch.heard > _SILENCE_SECONDS:
                 self._stop(fetch)
 
     def _stop(self, fetch: Fetch) -> None:

@@ -42,7 +42,7 @@ from .sockets import PeerSocket, ServerSocket, check_address, is_local
 
 logger = logging.getLogger("ramiform.transfer")
 
-CONNECT_SECONDS = 10.0  # to reach the runtime that prefixes are moved to
+_CONNECT_SECONDS = 10.0  # to reach the runtime that prefixes are moved to
 MAX_PEERS = 1024  # that have greeted this runtime's server
 
 
@@ -206,7 +206,7 @@ class TransferHub:
         except RamiformError as error:
             self._replies.append((owner, CoreReply(message.call, error=ErrorInfo.of(error))))
             return
-        self._moves.append(_Move(owner, message, peer, self._clock() + CONNECT_SECONDS))
+        self._moves.append(_Move(owner, message, peer, self._clock() + _CONNECT_SECONDS))
 
     def advance(self) -> None:
         """Read the sockets and send what is ready. Never waits."""
@@ -295,7 +295,7 @@ class TransferHub:
     def _go_on(self, move: _Move, now: float) -> None:
         if move.sender is None:
             if now > move.deadline:
-                late = RuntimeFailed(f"{move.message.to} was not reached within {CONNECT_SECONDS:g} s")
+                late = RuntimeFailed(f"{move.message.to} was not reached within {_CONNECT_SECONDS:g} s")
                 self._end(move, ErrorInfo.of(late))
             return
         move.sender.work(now)

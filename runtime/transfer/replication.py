@@ -27,7 +27,7 @@ from .messages import (
 )
 from .pages import CachePages
 
-SILENCE_SECONDS = 20.0  # for the other runtime to answer
+_SILENCE_SECONDS = 20.0  # for the other runtime to answer
 MAX_STORES = 64  # at once; the oldest, whose sender may be gone, is forgotten
 
 
@@ -84,8 +84,8 @@ class PrefixSender:
         """Send pages, one message in a turn."""
         if self.result is not None:
             return
-        if now - self._last_answer > SILENCE_SECONDS:
-            self.fail(ErrorInfo.of(RuntimeFailed(f"the other runtime was silent for {SILENCE_SECONDS:g} s")))
+        if now - self._last_answer > _SILENCE_SECONDS:
+            self.fail(ErrorInfo.of(RuntimeFailed(f"the other runtime was silent for {_SILENCE_SECONDS:g} s")))
         elif self._sent < self._end and self._num_unconfirmed * self._pages.shape.page_bytes < MAX_UNCONFIRMED_BYTES:
             end = min(self._end, self._sent + self._pages_per_message)
             bytes_PB = self._pages.read(self._tokens[: end * PAGE_SIZE], self._namespace, self._sent)

@@ -25,7 +25,7 @@ from .messages import MAX_PAYLOAD_BYTES, ToClient, ToServer
 
 logger = logging.getLogger("ramiform.transfer")
 
-MESSAGES_PER_TURN = 32  # read from one socket before the core goes on
+_MESSAGES_PER_TURN = 32  # read from one socket before the core goes on
 _CONNECTED, _LOST = zmq.Event.HANDSHAKE_SUCCEEDED, zmq.Event.DISCONNECTED
 
 
@@ -151,7 +151,7 @@ def _set_options(socket: zmq.Socket[Any], max_bytes: int) -> None:
 
 
 def _received(socket: zmq.Socket[Any]) -> Iterator[list[bytes]]:
-    for _ in range(MESSAGES_PER_TURN):
+    for _ in range(_MESSAGES_PER_TURN):
         # Closed: what was read last ended the connection. Asked first, since zmq's error for "no message" is slow.
         if socket.closed or not int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             return

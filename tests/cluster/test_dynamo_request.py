@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.cluster.dynamo_request import chunk_of, generate_of, session_of
+from ramiform.runtime.dynamo.request import chunk_of, generate_of, session_of
 from ramiform.runtime.protocol.core import Finish, ModelInfo, SoftPin, Tokens
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, TokenLogprob
@@ -117,7 +117,7 @@ def test_what_is_not_computed_is_refused_by_its_name(groups: dict[str, Any], fie
 def test_a_session_is_a_program_whose_state_goes_on_and_a_salt_is_a_namespace() -> None:
     asked = request(agent_context={"session_id": " s1 ", "session_final": True}, routing={"cache_salt": "tenant"})
     message = generate_of(asked, INFO)
-    assert (message.program, message.claims, message.namespace) == ("session s1", [SoftPin(0)], "tenant")
+    assert (message.program, message.soft_pins, message.namespace) == ("session s1", [SoftPin(0)], "tenant")
     assert session_of(asked) == ("s1", True)
     assert session_of(request(agent_context={"session_id": ""})) == (None, False)
     for nvext in ({"nvext": {"cache_salt": "x"}}, {"extra_args": {"nvext": {"cache_salt": "x"}}}):

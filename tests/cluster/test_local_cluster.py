@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from ramiform.runtime.cluster.local_cluster import ClusterPlan, _part_died
 from ramiform.runtime.processes.supervisor import ChildProcess
 from ramiform.runtime.protocol.errors import RequestError, RuntimeFailed
+from ramiform.tools.cluster.local_cluster import ClusterPlan, _part_died
 
 
 def made(**others: Any) -> ClusterPlan:

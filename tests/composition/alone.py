@@ -18,10 +18,10 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.errors import ErrorInfo, ErrorKind
 from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
-from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.tokenizer import load_tokenizer
 
 from .threads import RanksEngine

@@ -15,9 +15,9 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.quantize.write import write_quantised
 from ramiform.tests.models.packing import STORED, changed
 from ramiform.tests.models.test_quantised import SIZES, logits
+from ramiform.tools.quantize.write import write_quantised
 
 from .alone import Got, run
 from .test_ranks import ORDERED

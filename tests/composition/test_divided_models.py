@@ -27,9 +27,9 @@ from transformers import (
 from ramiform.kernels import for_device
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
-from ramiform.runtime.models import weights
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SINGLE_RANK, Group
+from ramiform.runtime.models.stored import weights
 from ramiform.runtime.scheduler.plan import Row
 
 from .architectures import SIZES, checkpoint_maker

@@ -13,18 +13,18 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler import drafting
+from ramiform.runtime.scheduler.drafts import drafting
+from ramiform.runtime.scheduler.drafts.speculation_policy import SpeculationPolicy, StepWork
 from ramiform.runtime.scheduler.plan import DraftSpec
-from ramiform.runtime.scheduler.speculation_policy import SpeculationPolicy, StepWork
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
-from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.data import TrainingText
-from ramiform.runtime.train_draft.evaluate import measure_accepted_length, overall_accepted_length
-from ramiform.runtime.train_draft.initial_head import initial_head
-from ramiform.runtime.train_draft.target import Target
+from ramiform.tools.train_draft.config import head_config
+from ramiform.tools.train_draft.data import TrainingText
+from ramiform.tools.train_draft.evaluate import measure_accepted_length, overall_accepted_length
+from ramiform.tools.train_draft.initial_head import initial_head
+from ramiform.tools.train_draft.target import Target
 
 from .alone import TOKENIZER, Got, run
 from .test_speculation import REQUESTS, check, plain

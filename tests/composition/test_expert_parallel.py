@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from ramiform.runtime.engine.build import build_engine
+from ramiform.runtime.models.experts.mixture import MixtureMlp
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.mixture import MixtureMlp
 from ramiform.runtime.models.parallel.group import Group
 from ramiform.runtime.parallel.placement import placement_of
 from ramiform.runtime.protocol.config import CoreConfig

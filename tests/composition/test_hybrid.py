@@ -27,8 +27,8 @@ from ramiform.runtime.protocol.core import CoreStats, Generate
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
 from ramiform.runtime.scheduler import batch
+from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.speculation.build import build_source, resolve_speculation
-from ramiform.runtime.speculation.tree import DraftTree
 
 from .alone import AnyTree, Got, run
 from .test_any_model import SIZES

@@ -23,9 +23,9 @@ from ramiform.runtime.models.linear import DenseLinear
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenDetails
+from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.medusa import MedusaHead, MedusaSource
-from ramiform.runtime.speculation.tree import DraftTree
 
 from .alone import TOKENIZER, AnyTree, Got, run
 from .mix import SCHEMA, WORDS

@@ -11,9 +11,9 @@ import pytest
 
 from ramiform.constrained import (
     Choices,
-    Constraint,
     Grammar,
     GrammarError,
+    GrammarSource,
     JsonSchema,
     Regex,
     SchemaOptions,
@@ -30,7 +30,7 @@ SCHEMA = JsonSchema(
 CALL = {"structures": [{"begin": "<f>", "schema": {"type": "boolean"}, "end": "</f>"}], "triggers": ["<f"]}
 GBNF = 'root ::= "(" root ")" | [ab]+'
 LARK = 'start: "(" start ")" | /[ab]+/'
-CASES: list[tuple[BackendName, Constraint, str]] = [
+CASES: list[tuple[BackendName, GrammarSource, str]] = [
     ("llguidance", Regex(r"(ab|c)[0-9]{1,3}é?"), "ab12é"),
     ("llguidance", Choices(["ab", "abc", 'q"é']), 'q"é'),
     ("llguidance", SCHEMA, '{"a":true}'),
@@ -61,7 +61,7 @@ def compiler(name: BackendName) -> Compile:
 # xgrammar's free text is valid UTF-8 byte by byte; ours is any bytes.
 @pytest.mark.parametrize(("name", "constraint", "text"), [c for c in CASES if not isinstance(c[1], StructuralTag)])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_peers_masks_equal_ours(name: BackendName, constraint: Constraint, text: str, seed: int) -> None:
+def test_a_peers_masks_equal_ours(name: BackendName, constraint: GrammarSource, text: str, seed: int) -> None:
     ours, theirs = (compiler(each)(constraint, "any").matcher() for each in ("native", name))
     rng = random.Random(seed)
     masks = np.zeros((2, shared_vocabulary().num_words), np.int32)
@@ -84,7 +84,7 @@ def test_a_peers_masks_equal_ours(name: BackendName, constraint: Constraint, tex
 
 
 @pytest.mark.parametrize(("name", "constraint", "text"), CASES)
-def test_rollback_restores_the_masks(name: BackendName, constraint: Constraint, text: str) -> None:
+def test_rollback_restores_the_masks(name: BackendName, constraint: GrammarSource, text: str) -> None:
     matcher = compiler(name)(constraint, "any").matcher()
     data = text.encode()
     before = np.zeros((len(data) + 1, shared_vocabulary().num_words), np.int32)
@@ -173,7 +173,7 @@ def test_forced_bytes_begin_with_ours(name: BackendName) -> None:
         ("xgrammar", Grammar("root = 1", "gbnf")),
     ],
 )
-def test_a_kind_that_a_peer_does_not_support_is_refused(name: BackendName, constraint: Constraint) -> None:
+def test_a_kind_that_a_peer_does_not_support_is_refused(name: BackendName, constraint: GrammarSource) -> None:
     with pytest.raises(GrammarError, match=name):
         compiler(name)(constraint, "any")
 

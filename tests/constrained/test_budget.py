@@ -12,7 +12,8 @@ import pytest
 from ramiform.constrained import Grammar, GrammarError, JsonSchema, Regex, compile_constraint
 from ramiform.constrained import budget as budgets
 from ramiform.constrained.budget import EACH_PATTERN, CachedPiece, CompileBudget, cached_piece, compilation
-from ramiform.constrained.schema import number_parts, string_dfas, string_parts
+from ramiform.constrained.schema import number_parts
+from ramiform.constrained.schema.strings import string_dfas, string_parts
 from ramiform.tests.constrained.walks import byte_vocabulary
 
 

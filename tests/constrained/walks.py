@@ -12,8 +12,8 @@ import numpy as np
 
 from ramiform.constrained import (
     CompiledGrammar,
-    Constraint,
     GrammarError,
+    GrammarSource,
     JsonSchema,
     Matcher,
     PropertyOrder,
@@ -44,7 +44,7 @@ def byte_vocabulary() -> Vocabulary:
 
 
 def compiled_or_none(
-    constraint: Constraint,
+    constraint: GrammarSource,
     vocabulary: Vocabulary,
     whitespace: WhitespacePolicy = "bounded",
     order: PropertyOrder = "any",

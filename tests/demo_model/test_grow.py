@@ -13,7 +13,7 @@ from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402
 from ramiform.examples.demo_model.train import Recipe, Stage, Trainer  # noqa: E402
 from ramiform.runtime.models.load import load_model  # noqa: E402
 from ramiform.runtime.speculation.eagle.load import load_head  # noqa: E402
-from ramiform.runtime.train_draft.attention import TrainingTimeTestAttention  # noqa: E402
+from ramiform.tools.train_draft.attention import TrainingTimeTestAttention  # noqa: E402
 
 SHAPE = {
     "vocab_size": 512,

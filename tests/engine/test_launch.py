@@ -22,7 +22,7 @@ from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftStep
 from ramiform.runtime.models import packed_linear
 from ramiform.runtime.models.quantised import factory
-from ramiform.runtime.models.rope import Rope
+from ramiform.runtime.models.rope.angles import Rope
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import (
     PENDING,

@@ -15,7 +15,7 @@ from ramiform.runtime.engine.logprobs import chosen_logprobs
 from ramiform.runtime.engine.sampler import sample
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.plan import Penalties, Sample
-from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
+from ramiform.runtime.scheduler.rows.sampling_inputs import random_bits, splitmix64
 
 VOCAB = 70
 OPS = for_device(torch.device("cpu"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ramiform.runtime.cluster.command import REQUIREMENTS
+from ramiform.tools.cluster.command import REQUIREMENTS
 
 pytestmark = pytest.mark.install
 
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.install
 def test_the_parts_of_dynamo_that_are_pinned_can_be_imported(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), "-r"]
     subprocess.run([*command, str(REQUIREMENTS)], check=True, timeout=500)
-    code = (
-        "import dynamo.frontend.main, ramiform.runtime.cluster.dynamo_engine as ours; print(ours.DynamoEngine.__name__)"
-    )
+    code = "import dynamo.frontend.main, ramiform.runtime.dynamo.engine as ours; print(ours.DynamoEngine.__name__)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120

@@ -20,7 +20,7 @@ from ramiform.kernels import (
 )
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
-from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
+from ramiform.runtime.scheduler.rows.sampling_inputs import random_bits, splitmix64
 
 
 def naive_weights(

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from ramiform.runtime.load_test.client import Measured, Outcome
-from ramiform.runtime.load_test.figures import distribution, percentile, summarise
+from ramiform.tools.load_test.client import Measured, Outcome
+from ramiform.tools.load_test.figures import distribution, percentile, summarise
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, 100])

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 import ramiform
 from ramiform.cli import app
-from ramiform.runtime.load_test.client import LoadTarget, Measured, fits_schema, run_closed, run_open
-from ramiform.runtime.load_test.workload import LoadRequest
+from ramiform.tools.load_test.client import LoadTarget, Measured, fits_schema, run_closed, run_open
+from ramiform.tools.load_test.workload import LoadRequest
 
 JOB = LoadRequest([{"role": "user", "content": "Hello!"}], 4)
 CHUNK = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ramiform
-from ramiform.runtime.load_test.workload import (
+from ramiform.tools.load_test.workload import (
     Length,
     LoadRequest,
     LoadWorkload,

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from ramiform.runtime.quantize.write import LINEAR_WEIGHT
+from ramiform.tools.quantize.write import LINEAR_WEIGHT
 
 GROUP = 32
 Tensors = dict[str, torch.Tensor]

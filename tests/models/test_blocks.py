@@ -38,16 +38,16 @@ from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.quantize.write import write_quantised
 from ramiform.runtime.speculation.eagle.target_probe import probe
-from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.initial_head import initial_head
 from ramiform.tests.composition.test_stages import logits as staged_logits
 from ramiform.tests.composition.threads import groups, on_each
 from ramiform.tests.engine.same_bits import check_same_bits
 from ramiform.tests.quantize.test_calibration import SIZES as CALIBRATION_SIZES
 from ramiform.tests.quantize.test_calibration import TEXT
 from ramiform.tests.quantize.test_calibration import made as with_tokenizer
+from ramiform.tools.quantize.write import write_quantised
+from ramiform.tools.train_draft.config import head_config
+from ramiform.tools.train_draft.initial_head import initial_head
 
 from .test_decoder_equals_transformers import assert_close, forward, load, page_tables, rows_of, tokens
 

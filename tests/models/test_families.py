@@ -25,13 +25,13 @@ from ramiform.runtime.models.parallel.group import Group
 from ramiform.runtime.models.parallel.shard import why_indivisible
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.models.rope import rope_amplitude, rope_frequencies
+from ramiform.runtime.models.rope.angles import rope_amplitude, rope_frequencies
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.quantize.write import write_quantised
 from ramiform.tests.composition.test_stages import logits as staged_logits
 from ramiform.tests.composition.threads import groups, on_each
+from ramiform.tools.quantize.write import write_quantised
 
 from .test_compiled_layers import STEPS, states
 from .test_decoder_equals_transformers import assert_close, forward, load, page_tables, rows_of, tokens

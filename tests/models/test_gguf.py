@@ -24,7 +24,7 @@ from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.checkpoint import find_checkpoint, served_name
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, four_bit_modules, read_four_bit
+from ramiform.runtime.models.gguf.block_reader import FOUR_BIT_TYPES, four_bit_modules, read_four_bit
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard

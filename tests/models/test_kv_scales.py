@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.kv_scales import read_kv_scales
 from ramiform.runtime.models.read_config import read_config
+from ramiform.runtime.models.stored.kv_scales import read_kv_scales
 from ramiform.runtime.protocol.config import CoreConfig
 
 from .gguf_files import write_gguf

@@ -18,7 +18,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SINGLE_RANK, SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.quantize.write import write_quantised
+from ramiform.tools.quantize.write import write_quantised
 
 from .packing import Tensors, changed
 from .test_families import logits

@@ -26,8 +26,8 @@ from ramiform.runtime.models.quantised.config import parse_quantisation
 from ramiform.runtime.models.quantised.eight_bit import EightBitLinear
 from ramiform.runtime.models.quantised.rounding import fp8_rows, int8_rows
 from ramiform.runtime.models.quantised.scheme import Scheme
-from ramiform.runtime.quantize.write import write_quantised
 from ramiform.runtime.scheduler.plan import Row
+from ramiform.tools.quantize.write import write_quantised
 
 from .packing import (
     GROUP,

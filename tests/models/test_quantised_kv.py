@@ -17,8 +17,8 @@ from transformers import DynamicCache, PreTrainedModel
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.kv_ranges import measure
 from ramiform.runtime.models.decoder import Decoder
-from ramiform.runtime.models.kv_scales import KvScales
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.stored.kv_scales import KvScales
 
 from .test_decoder_equals_transformers import NAMES, forward, page_tables, rows_of, tokens
 

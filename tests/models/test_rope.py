@@ -13,8 +13,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ramiform.runtime.models.config_fields import ConfigFields
-from ramiform.runtime.models.rope import Rope, rope_amplitude, rope_frequencies
-from ramiform.runtime.models.rope_config import parse_rope
+from ramiform.runtime.models.rope.angles import Rope, rope_amplitude, rope_frequencies
+from ramiform.runtime.models.rope.config import parse_rope
 
 factors = st.floats(1.0, 40.0)
 originals = st.integers(16, 8192)

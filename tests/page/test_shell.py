@@ -149,7 +149,7 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab(browser: Browser, locked: s
 
 
 def test_no_script_makes_markup_of_text() -> None:
-    static = Path(ramiform.__file__).parent / "runtime/frontend/http/page/static"
+    static = Path(ramiform.__file__).parent / "runtime/frontend/http/dashboard/static"
     scripts = list(static.glob("*.js"))
     assert len(scripts) > 10
     makers = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc")

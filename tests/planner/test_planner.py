@@ -22,10 +22,10 @@ from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations, num_parameters
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.planner.choose import arrangements, choose
-from ramiform.runtime.planner.devices import DEVICES
-from ramiform.runtime.planner.estimate import Arrangement, Workload, estimate
-from ramiform.runtime.planner.memory import kv_bytes, read_bytes, weight_bytes
+from ramiform.tools.planner.choose import arrangements, choose
+from ramiform.tools.planner.devices import DEVICES
+from ramiform.tools.planner.estimate import Arrangement, Workload, estimate
+from ramiform.tools.planner.memory import kv_bytes, read_bytes, weight_bytes
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}
 LLAMA_8B = LLAMA | {

@@ -23,10 +23,10 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.mlp import DenseMlp
 from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.quantize.awq import CLIPS, input_scales, round_clipped
-from ramiform.runtime.quantize.gptq import DAMPING, gptq
-from ramiform.runtime.quantize.int4_matrix import round_to_nearest, squared_error
-from ramiform.runtime.quantize.write import write_quantised
+from ramiform.tools.quantize.awq import CLIPS, input_scales, round_clipped
+from ramiform.tools.quantize.gptq import DAMPING, gptq
+from ramiform.tools.quantize.int4_matrix import round_to_nearest, squared_error
+from ramiform.tools.quantize.write import write_quantised
 
 GROUP = 32
 TEXT = "The Velburg ferry leaves at nine. Nadia Haddad lives in Harlow; she is 34 years old and a baker.\n" * 24
@@ -294,7 +294,7 @@ def test_act_order_is_written_as_gptq_stores_it_and_is_no_worse(dense: Path, tmp
 def test_awq_s_factors_cancel_when_nothing_is_rounded(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.runtime.quantize import calibration
+    from ramiform.tools.quantize import calibration
 
     kept: dict[str, torch.Tensor] = {}
 

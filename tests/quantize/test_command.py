@@ -13,7 +13,7 @@ from ramiform.cli import app
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.config import QuantizeName
-from ramiform.runtime.quantize.perplexity import perplexity_of
+from ramiform.tools.quantize.perplexity import perplexity_of
 
 TEXT = "Extract as JSON: Mira Sol is 34 years old and lives in Oslo.\n" * 3
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from ramiform.radix.cache import Copy, Lease, PrefixCache
-from ramiform.radix.eviction import EvictionHeap
+from ramiform.radix.eviction.heap import EvictionHeap
 from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.reuse_forecast import ReuseForecast, WaitGroup
 from ramiform.radix.tree import TreeNode, TreeRoot

@@ -22,14 +22,14 @@ def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
 
 
 def test_a_follow_up_turn_reuses_every_token_of_the_last_one() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     turn = list(range(137))
     store(cache, turn)
     assert cache.match([*turn, 500, 501]) == 137
 
 
 def test_a_prefix_that_ends_inside_a_page_is_copied_not_shared() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     store(cache, list(range(40)))
     lease = cache.acquire([*range(37), 99, 98], num_tokens=39)
     assert lease is not None
@@ -41,7 +41,7 @@ def test_a_prefix_that_ends_inside_a_page_is_copied_not_shared() -> None:
 
 
 def test_the_source_of_a_copy_may_be_given_to_the_next_lease() -> None:
-    cache = PrefixCache(4)
+    cache = PrefixCache(4, 16)
     store(cache, list(range(20)))
     lease = cache.acquire([*range(18), 99], num_tokens=19)
     assert lease is not None
@@ -52,7 +52,7 @@ def test_the_source_of_a_copy_may_be_given_to_the_next_lease() -> None:
 
 
 def test_a_pinned_prefix_survives_eviction_and_flush() -> None:
-    cache = PrefixCache(8)
+    cache = PrefixCache(8, 16)
     shared = list(range(48))
     lease = run(cache, shared)
     cache.commit(lease, shared)
@@ -65,7 +65,7 @@ def test_a_pinned_prefix_survives_eviction_and_flush() -> None:
 
 
 def test_the_least_recently_used_prefix_goes_first_and_its_tail_before_its_head() -> None:
-    cache = PrefixCache(6)
+    cache = PrefixCache(6, 16)
     first, second = list(range(48)), list(range(100, 148))
     store(cache, first)
     store(cache, second)
@@ -79,14 +79,14 @@ def test_the_least_recently_used_prefix_goes_first_and_its_tail_before_its_head(
 
 
 def test_nothing_is_shared_across_namespaces() -> None:
-    cache = PrefixCache(8)
+    cache = PrefixCache(8, 16)
     store(cache, list(range(40)), "one")
     assert cache.match(list(range(40)), "two") == 0
     assert cache.match(list(range(40)), "one") == 40
 
 
 def test_pages_that_several_sequences_computed_are_kept_once() -> None:
-    cache = PrefixCache(20)
+    cache = PrefixCache(20, 16)
     tokens = list(range(70))
     leases = [run(cache, tokens) for _ in range(3)]
     assert cache.num_free == 5
@@ -102,7 +102,7 @@ def test_pages_that_several_sequences_computed_are_kept_once() -> None:
 
 
 def test_a_published_unfinished_page_gives_way_to_a_whole_one_that_came_first() -> None:
-    cache = PrefixCache(20)
+    cache = PrefixCache(20, 16)
     tokens = list(range(16))
     slow, fast = run(cache, tokens), run(cache, tokens)
     cache.commit(slow, tokens[:10])
@@ -114,7 +114,7 @@ def test_a_published_unfinished_page_gives_way_to_a_whole_one_that_came_first() 
 
 
 def test_an_unfinished_page_that_a_sibling_covers_is_removed_with_its_last_pin() -> None:
-    cache = PrefixCache(20)
+    cache = PrefixCache(20, 16)
     tokens = list(range(12))
     slow, fast = run(cache, tokens), run(cache, tokens)
     cache.commit(slow, tokens[:10])
@@ -126,7 +126,7 @@ def test_an_unfinished_page_that_a_sibling_covers_is_removed_with_its_last_pin()
 
 
 def test_a_lease_that_is_refused_changes_nothing() -> None:
-    cache = PrefixCache(4)
+    cache = PrefixCache(4, 16)
     store(cache, list(range(40)))
     lease = run(cache, list(range(1000, 1032)))
     stats = (cache.num_free, cache.num_cached, cache.stats.num_evicted_pages)
@@ -137,7 +137,7 @@ def test_a_lease_that_is_refused_changes_nothing() -> None:
 
 
 def test_a_boundary_page_is_given_up_rather_than_the_lease() -> None:
-    cache = PrefixCache(3)
+    cache = PrefixCache(3, 16)
     store(cache, list(range(40)))
     # The copy would need a fourth page: its source, pinned, and its target.
     lease = cache.acquire([*range(38), 99], num_tokens=39)
@@ -148,14 +148,14 @@ def test_a_boundary_page_is_given_up_rather_than_the_lease() -> None:
 
 
 def test_a_disabled_cache_shares_nothing_and_loses_nothing() -> None:
-    cache = PrefixCache(8, enabled=False)
+    cache = PrefixCache(8, 16, enabled=False)
     store(cache, list(range(40)))
     assert cache.match(list(range(40))) == 0
     assert (cache.num_free, cache.num_cached) == (8, 0)
 
 
 def test_evicted_namespaces_leave_nothing_behind() -> None:
-    cache = PrefixCache(4)
+    cache = PrefixCache(4, 16)
     for i in range(100):
         store(cache, list(range(20)), f"user {i}")
     assert len(cache.tree.roots()) <= 4
@@ -183,7 +183,7 @@ def test_the_cost_of_a_match_does_not_depend_on_the_number_of_siblings() -> None
             return super().__getitem__(at)
 
     def reads(num_siblings: int) -> int:
-        cache = PrefixCache(2 * num_siblings + 8)
+        cache = PrefixCache(2 * num_siblings + 8, 16)
         for i in range(num_siblings):
             store(cache, [*range(16), i, *range(5)])
         Counted.reads = 0
@@ -194,7 +194,7 @@ def test_the_cost_of_a_match_does_not_depend_on_the_number_of_siblings() -> None
 
 
 def test_a_discarded_prefix_leaves_the_tree_with_all_that_continues_it() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     store(cache, [*range(40), 99, 98])
     lease = run(cache, list(range(60)))
     cache.commit(lease, list(range(50)))
@@ -208,7 +208,7 @@ def test_a_discarded_prefix_leaves_the_tree_with_all_that_continues_it() -> None
 
 
 def test_what_another_lease_holds_outlives_a_discarded_one() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     store(cache, list(range(40)))
     bad = run(cache, list(range(60)))
     cache.commit(bad, list(range(60)))

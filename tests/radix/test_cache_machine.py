@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ramiform.radix.strategies import STRATEGIES
+from ramiform.radix.eviction.strategies import STRATEGIES
 
 from .naive_cache import Model, Sequence
 

@@ -21,7 +21,7 @@ def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
 
 
 def test_whole_pages_are_reported_with_their_tokens_and_their_parent() -> None:
-    cache = PrefixCache(8, events=True)
+    cache = PrefixCache(8, 16, events=True)
     store(cache, TOKENS, "mine")
     first = page_hash(None, pack(TOKENS[:16]), "mine")
     second = page_hash(first, pack(TOKENS[16:32]), "mine")
@@ -56,7 +56,7 @@ def test_hashes_are_the_same_in_every_process() -> None:
 
 
 def test_a_demoted_page_is_stored_on_the_host_before_it_is_removed_from_the_device() -> None:
-    cache = PrefixCache(2, num_host_pages=2, events=True)
+    cache = PrefixCache(2, 16, num_host_pages=2, events=True)
     store(cache, TOKENS[:32])
     (stored,) = cache.take_events()
     assert isinstance(stored, Stored)
@@ -67,14 +67,14 @@ def test_a_demoted_page_is_stored_on_the_host_before_it_is_removed_from_the_devi
 
 
 def test_a_flush_of_everything_is_one_event() -> None:
-    cache = PrefixCache(8, events=True)
+    cache = PrefixCache(8, 16, events=True)
     store(cache, TOKENS)
     cache.flush()
     assert cache.take_events() == [Cleared()]
 
 
 def test_a_flush_beside_a_pin_reports_what_is_removed() -> None:
-    cache = PrefixCache(8, events=True)
+    cache = PrefixCache(8, 16, events=True)
     mirror = Mirror(16)
     lease = cache.acquire(TOKENS, num_tokens=40)
     assert lease is not None
@@ -87,7 +87,7 @@ def test_a_flush_beside_a_pin_reports_what_is_removed() -> None:
 
 
 def test_without_events_no_hashes_are_computed() -> None:
-    cache = PrefixCache(8)
+    cache = PrefixCache(8, 16)
     store(cache, TOKENS)
     assert cache.take_events() == []
     assert not any(node.hashes for node in cache.tree.nodes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from ramiform.radix.cache import PrefixCache
-from ramiform.radix.strategies import STRATEGIES
+from ramiform.radix.eviction.strategies import STRATEGIES
 from ramiform.runtime.protocol.config import EvictionName
 
 from .invariants import check_invariants
@@ -49,28 +49,28 @@ def test_the_strategies_are_the_choices_of_the_setting() -> None:
 
 
 def test_lru_takes_what_was_not_used_for_longest() -> None:
-    cache = PrefixCache(9)
+    cache = PrefixCache(9, 16)
     for name in (1, 2, 3, 1):
         store(cache, prefix(name))
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [1, 2, 0]
 
 
 def test_lfu_takes_what_was_hit_least_and_of_that_the_oldest() -> None:
-    cache = PrefixCache(9, strategy="lfu")
+    cache = PrefixCache(9, 16, strategy="lfu")
     for name in (1, 2, 1, 3):
         store(cache, prefix(name))
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [1, 2, 0]
 
 
 def test_priority_takes_what_only_requests_of_low_priority_used() -> None:
-    cache = PrefixCache(9, strategy="priority")
+    cache = PrefixCache(9, 16, strategy="priority")
     for name, priority in ((1, 1), (2, 5), (3, 2), (1, 9)):
         store(cache, prefix(name), priority=priority)
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [2, 1, 0]
 
 
 def test_program_takes_what_one_ended_program_used_first_and_then_what_is_shared() -> None:
-    cache = PrefixCache(12, strategy="program")
+    cache = PrefixCache(12, 16, strategy="program")
     store(cache, prefix(1), program_id="one")
     store(cache, prefix(1), program_id="two")
     store(cache, prefix(2))
@@ -80,7 +80,7 @@ def test_program_takes_what_one_ended_program_used_first_and_then_what_is_shared
 
 
 def test_a_prefix_that_two_programs_compute_at_once_is_shared() -> None:
-    cache = PrefixCache(9, strategy="program")
+    cache = PrefixCache(9, 16, strategy="program")
     leases = [cache.acquire(prefix(1), num_tokens=48, program_id=program_id) for program_id in ("one", "two")]
     for lease in leases:
         assert lease is not None
@@ -90,14 +90,14 @@ def test_a_prefix_that_two_programs_compute_at_once_is_shared() -> None:
 
 
 def test_of_soft_pinned_prefixes_the_most_junior_program_s_goes_first() -> None:
-    cache = PrefixCache(9, strategy="program")
+    cache = PrefixCache(9, 16, strategy="program")
     for name, rank in ((1, 5), (2, 9), (3, 1)):
         store_soft_pinned(cache, prefix(name), str(name), 48, rank)
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [1, 0, 2]
 
 
 def test_a_prefix_is_as_senior_as_the_most_senior_of_its_owners() -> None:
-    cache = PrefixCache(6, strategy="program")
+    cache = PrefixCache(6, 16, strategy="program")
     store_soft_pinned(cache, prefix(1), "junior", 48, 9)
     store_soft_pinned(cache, prefix(1), "senior", 48, 1)
     store_soft_pinned(cache, prefix(2), "between", 48, 5)
@@ -105,7 +105,7 @@ def test_a_prefix_is_as_senior_as_the_most_senior_of_its_owners() -> None:
 
 
 def test_a_soft_pin_protects_its_prefix_up_to_the_page_it_ends_in_and_no_more() -> None:
-    cache = PrefixCache(9, strategy="program")
+    cache = PrefixCache(9, 16, strategy="program")
     store_soft_pinned(cache, prefix(1, 6), "one", 33)
     store(cache, prefix(2))
     lease = cache.acquire([], "newcomer")
@@ -115,14 +115,14 @@ def test_a_soft_pin_protects_its_prefix_up_to_the_page_it_ends_in_and_no_more() 
 
 
 def test_a_soft_pin_replaces_the_owner_s_earlier_one() -> None:
-    cache = PrefixCache(6, strategy="program")
+    cache = PrefixCache(6, 16, strategy="program")
     store_soft_pinned(cache, prefix(1), "one", 48)
     store_soft_pinned(cache, prefix(2), "one", 48)
     assert victims(cache, prefix(1), prefix(2)) == [0, 1]
 
 
 def test_a_dropped_soft_pin_protects_nothing() -> None:
-    cache = PrefixCache(6, strategy="program")
+    cache = PrefixCache(6, 16, strategy="program")
     store_soft_pinned(cache, prefix(1), "one", 48)
     store(cache, prefix(2))
     cache.drop_soft_pin("one")
@@ -131,7 +131,7 @@ def test_a_dropped_soft_pin_protects_nothing() -> None:
 
 
 def test_when_a_soft_pinned_leaf_goes_the_rest_of_its_prefix_stays_soft_pinned() -> None:
-    cache = PrefixCache(9, strategy="program")
+    cache = PrefixCache(9, 16, strategy="program")
     store(cache, prefix(1))
     store_soft_pinned(cache, [*prefix(1), *prefix(4)], "one", 96, rank=3)
     store_soft_pinned(cache, prefix(2), "two", 48, rank=2)
@@ -140,7 +140,7 @@ def test_when_a_soft_pinned_leaf_goes_the_rest_of_its_prefix_stays_soft_pinned()
 
 
 def test_what_a_lease_computes_later_is_not_covered_by_its_soft_pin() -> None:
-    cache = PrefixCache(9, strategy="program")
+    cache = PrefixCache(9, 16, strategy="program")
     tokens = prefix(1, 5)
     lease = cache.acquire(tokens, num_tokens=80, program_id="one")
     assert lease is not None
@@ -156,7 +156,7 @@ def test_what_a_lease_computes_later_is_not_covered_by_its_soft_pin() -> None:
 
 
 def test_a_strategy_without_soft_pins_does_not_split_nodes_for_them() -> None:
-    cache = PrefixCache(6)
+    cache = PrefixCache(6, 16)
     store_soft_pinned(cache, prefix(1), "one", 16)
     assert cache.tree.num_nodes == 1
     cache.drop_soft_pin("one")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from ramiform.radix.cache import PrefixCache
+from ramiform.radix.eviction.strategies import STRATEGIES
 from ramiform.radix.mirror import MirrorNode, TreeMirror
-from ramiform.radix.strategies import STRATEGIES
 from ramiform.radix.tree import TreeNode
 
 from .naive_cache import Model

@@ -78,7 +78,7 @@ def test_kinds_are_bounded() -> None:
 
 
 def test_the_prefix_whose_owner_waits_for_something_slow_goes_first() -> None:
-    cache = PrefixCache(9, strategy="program")
+    cache = PrefixCache(9, 16, strategy="program")
     for _ in range(20):
         play(cache.forecast, "a", "tool", 5.0)
         play(cache.forecast, "b", "user", 500.0)
@@ -90,7 +90,7 @@ def test_the_prefix_whose_owner_waits_for_something_slow_goes_first() -> None:
 
 
 def test_what_is_learned_late_about_a_wait_moves_its_prefix() -> None:
-    cache = PrefixCache(6, strategy="program")
+    cache = PrefixCache(6, 16, strategy="program")
     for _ in range(20):
         play(cache.forecast, "a", "tool", 5.0)
         play(cache.forecast, "b", "user", 500.0)
@@ -104,7 +104,7 @@ def test_what_is_learned_late_about_a_wait_moves_its_prefix() -> None:
 
 
 def test_what_ended_programs_leave_takes_no_host_page_from_live_ones() -> None:
-    cache = PrefixCache(6, num_host_pages=3, strategy="program")
+    cache = PrefixCache(6, 16, num_host_pages=3, strategy="program")
     store_soft_pinned(cache, prefix(1), "live", 48)
     store_soft_pinned(cache, prefix(2), "ended", 48)
     lease = cache.acquire(prefix(3), "newcomer", num_tokens=48)
@@ -117,7 +117,7 @@ def test_what_ended_programs_leave_takes_no_host_page_from_live_ones() -> None:
 
 def test_what_a_client_asked_to_keep_goes_last_until_its_time_is_over() -> None:
     def filled() -> PrefixCache:
-        cache = PrefixCache(9, strategy="program")
+        cache = PrefixCache(9, 16, strategy="program")
         cache.forecast.now = 1.0
         for name, seconds in (("long", 500.0), ("short", 50.0)):
             cache.forecast.retain(name, cache.forecast.now + seconds)

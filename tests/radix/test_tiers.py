@@ -18,7 +18,7 @@ def prefix(name: int, num_tokens: int) -> list[int]:
 
 
 def test_an_evicted_prefix_is_copied_to_the_host_and_a_hit_copies_back_what_it_matches() -> None:
-    cache = PrefixCache(4, num_host_pages=8)
+    cache = PrefixCache(4, 16, num_host_pages=8)
     store(cache, prefix(1, 60))
     store(cache, prefix(2, 64))
     down = cache.take_copies()
@@ -39,7 +39,7 @@ def test_an_evicted_prefix_is_copied_to_the_host_and_a_hit_copies_back_what_it_m
 
 
 def test_a_prefix_that_ends_inside_a_host_page_is_copied_straight_from_there() -> None:
-    cache = PrefixCache(4, num_host_pages=8)
+    cache = PrefixCache(4, 16, num_host_pages=8)
     store(cache, prefix(1, 60))
     store(cache, prefix(2, 64))
     (source,) = [copy.target for copy in cache.take_copies()][:1]
@@ -51,7 +51,7 @@ def test_a_prefix_that_ends_inside_a_host_page_is_copied_straight_from_there() -
 
 
 def test_pages_that_are_demoted_one_by_one_become_one_node_on_the_host() -> None:
-    cache = PrefixCache(8, num_host_pages=8)
+    cache = PrefixCache(8, 16, num_host_pages=8)
     store(cache, prefix(1, 128))
     lease = cache.acquire([], "newcomer")
     assert lease is not None
@@ -63,7 +63,7 @@ def test_pages_that_are_demoted_one_by_one_become_one_node_on_the_host() -> None
 
 
 def test_a_full_host_drops_what_was_unused_for_longest() -> None:
-    cache = PrefixCache(2, num_host_pages=4)
+    cache = PrefixCache(2, 16, num_host_pages=4)
     for name in (1, 2, 3, 4):
         store(cache, prefix(name, 32))
     assert [cache.match(prefix(name, 32)) for name in (1, 2, 3, 4)] == [0, 32, 32, 32]
@@ -71,7 +71,7 @@ def test_a_full_host_drops_what_was_unused_for_longest() -> None:
 
 
 def test_the_host_keeps_what_is_soft_pinned_rather_than_what_comes_later() -> None:
-    cache = PrefixCache(2, num_host_pages=2, strategy="program")
+    cache = PrefixCache(2, 16, num_host_pages=2, strategy="program")
     soft_pinned = prefix(1, 32)
     lease = cache.acquire(soft_pinned, num_tokens=32, program_id="one")
     assert lease is not None
@@ -88,7 +88,7 @@ def test_the_host_keeps_what_is_soft_pinned_rather_than_what_comes_later() -> No
 
 
 def test_a_prefix_computed_again_replaces_the_host_s_without_a_copy() -> None:
-    cache = PrefixCache(4, num_host_pages=4)
+    cache = PrefixCache(4, 16, num_host_pages=4)
     tokens = prefix(1, 32)
     again = cache.acquire(tokens, num_tokens=32)  # before anything is cached
     assert again is not None
@@ -110,7 +110,7 @@ def cache_fill(cache: PrefixCache):  # type: ignore[no-untyped-def]
 
 
 def test_flush_empties_both_tiers() -> None:
-    cache = PrefixCache(2, num_host_pages=8)
+    cache = PrefixCache(2, 16, num_host_pages=8)
     for name in (1, 2, 3):
         store(cache, prefix(name, 32))
     assert cache.flush() == 6

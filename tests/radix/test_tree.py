@@ -30,7 +30,7 @@ def decode(cache: PrefixCache, lease: Lease, tokens: list[int], num_tokens: int)
 
 
 def test_a_prefix_is_one_node_until_another_sequence_diverges_inside_it() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     store(cache, list(range(100)))
     assert cache.tree.num_nodes == 1
     store(cache, [*range(40), 7])
@@ -40,14 +40,14 @@ def test_a_prefix_is_one_node_until_another_sequence_diverges_inside_it() -> Non
 
 
 def test_a_match_changes_nothing() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     store(cache, list(range(100)))
     assert cache.match([*range(40), 7]) == 40
     assert cache.tree.num_nodes == 1
 
 
 def test_a_long_decode_is_one_node() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     tokens = list(range(500, 530))
     lease = cache.acquire(tokens, num_tokens=30)
     assert lease is not None
@@ -59,7 +59,7 @@ def test_a_long_decode_is_one_node() -> None:
 
 
 def test_a_leaf_that_another_lease_pins_does_not_grow() -> None:
-    cache = PrefixCache(100)
+    cache = PrefixCache(100, 16)
     prompt = list(range(500, 532))
     first = cache.acquire(prompt, num_tokens=32)
     assert first is not None
@@ -75,7 +75,7 @@ def test_a_leaf_that_another_lease_pins_does_not_grow() -> None:
 
 
 def test_a_split_keeps_what_every_lease_pins() -> None:
-    cache = PrefixCache(12)
+    cache = PrefixCache(12, 16)
     long = list(range(128))
     whole = cache.acquire(long, num_tokens=128)
     assert whole is not None
@@ -91,7 +91,7 @@ def test_a_split_keeps_what_every_lease_pins() -> None:
 
 
 def test_a_split_is_undone_once_both_parts_have_the_same_key() -> None:
-    cache = PrefixCache(13)
+    cache = PrefixCache(13, 16)
     long = list(range(160))
     store(cache, long)
     store(cache, [*range(64), 7])
@@ -106,7 +106,7 @@ def test_a_split_is_undone_once_both_parts_have_the_same_key() -> None:
 
 
 def test_parts_with_different_keys_stay_apart() -> None:
-    cache = PrefixCache(13, strategy="lfu")
+    cache = PrefixCache(13, 16, strategy="lfu")
     long = list(range(160))
     store(cache, long)
     store(cache, [*range(64), 7])
@@ -118,7 +118,7 @@ def test_parts_with_different_keys_stay_apart() -> None:
 
 
 def test_a_leaf_loses_only_as_many_pages_as_are_needed() -> None:
-    cache = PrefixCache(10)
+    cache = PrefixCache(10, 16)
     long = list(range(160))
     store(cache, long)
     lease = cache.acquire([7], num_tokens=33)
@@ -127,7 +127,7 @@ def test_a_leaf_loses_only_as_many_pages_as_are_needed() -> None:
 
 
 def test_an_unfinished_page_is_removed_when_a_sibling_covers_it() -> None:
-    cache = PrefixCache(20)
+    cache = PrefixCache(20, 16)
     slow = cache.acquire([1, 2, 3, 4], num_tokens=4)
     fast = cache.acquire([1, 2], num_tokens=2)
     assert slow is not None
@@ -155,7 +155,7 @@ def test_finding_a_prefix_costs_what_is_matched_not_what_is_cached() -> None:
 
     def cost(num_prompts: int, num_matched: int) -> int:
         nonlocal read
-        cache = PrefixCache(20 * num_prompts + 1000)
+        cache = PrefixCache(20 * num_prompts + 1000, 16)
         trunk = list(range(8000))
         store(cache, trunk)
         draw = random.Random(num_prompts)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ramiform.radix.window_pages import WindowSizes
+from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.scheduler.plan import (
     PENDING,
     ForwardPlan,
@@ -22,7 +23,6 @@ from ramiform.runtime.scheduler.plan import (
     StateAdvance,
     StateCopy,
 )
-from ramiform.runtime.speculation.tree import DraftTree
 
 from .fake_model import VOCABULARY, choose, hidden, logprob, number
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ramiform.runtime.protocol.core import Finish, Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler.sampling_inputs import random_bits
+from ramiform.runtime.scheduler.rows.sampling_inputs import random_bits
 
 from .fake_grammars import next_in
 from .fake_model import EOS, TOKEN_BYTES, VOCABULARY, choose, hidden, logprob

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ramiform.runtime.scheduler.speculation_policy import Acceptance, SpeculationPolicy, StepWork
+from ramiform.runtime.scheduler.drafts.speculation_policy import Acceptance, SpeculationPolicy, StepWork
 
 STEPS = 7
 

@@ -19,7 +19,7 @@ def branch(number: int, num_tokens: int) -> object:
         ignore_eos=True,
         seed=number,
         program="p",
-        claims=[SoftPin(number)],
+        soft_pins=[SoftPin(number)],
     )
 
 

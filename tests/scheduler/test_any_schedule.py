@@ -28,7 +28,7 @@ patterns = st.lists(st.sampled_from(["a[bé]+b", "c{2,3}", "[^a]{4}", "S.*?[pa]"
 stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b", "aéb"]), max_size=3).map(tuple)
 
 
-claims = st.builds(SoftPin, st.integers(0, 3), st.none() | st.integers(0, 40))
+soft_pins = st.builds(SoftPin, st.integers(0, 3), st.none() | st.integers(0, 40))
 retentions = st.builds(Retention, st.integers(0, 40), st.sampled_from([0.5, 60.0]), st.sampled_from("ab"))
 
 
@@ -102,7 +102,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
                     namespace=draw(st.sampled_from(["", "", "", "other"])),
                     program=(program := draw(st.sampled_from([None, None, "p", "q"]))),
-                    claims=draw(st.just([]) | st.lists(claims, max_size=2)),
+                    soft_pins=draw(st.just([]) | st.lists(soft_pins, max_size=2)),
                     session=None
                     if program
                     else draw(st.none() | st.builds(ClientSession, st.just("s"), st.booleans())),

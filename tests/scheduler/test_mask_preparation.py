@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ramiform.constrained.errors import GrammarError
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
-from ramiform.runtime.scheduler import mask_preparation
+from ramiform.runtime.scheduler.rows import mask_preparation
 
 from .fake_grammars import FakeGrammars, FakeMatcher
 from .harness import Runtime, generate

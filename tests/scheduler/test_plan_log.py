@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ramiform.radix.window_pages import WindowSizes
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
-from ramiform.runtime.protocol.core import EndStates, FlushCache, SoftPin
+from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, ProgramProgress, SoftPin
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 from ramiform.runtime.replay.replay import PlanMismatch, replay, what_if
@@ -102,7 +102,7 @@ def logged_run(
                 f"r{i}",
                 [*draw.choice(stems), *draw.choices([2, 3, 4], k=draw.randrange(1, 9))],
                 program=draw.choice([None, "p", "q"]),
-                claims=[SoftPin(draw.randrange(4), draw.choice([None, 9, 16])) for _ in range(draw.randrange(3))],
+                soft_pins=[SoftPin(draw.randrange(4), draw.choice([None, 9, 16])) for _ in range(draw.randrange(3))],
                 priority=draw.choice([0, 0, 1]),
                 constraint=draw.choice(CONSTRAINTS),
                 temperature=1.0,
@@ -204,6 +204,16 @@ def test_a_full_disk_ends_the_log_and_not_the_run(tmp_path: Path, caplog: pytest
     assert caplog.text.count("the plan log ends here") == 1
     with open(tmp_path / "plans", "rb") as lines:
         assert len(list(read_log(lines))) == 9
+
+
+def test_logs_of_earlier_versions_have_their_names_of_soft_pins_and_progress() -> None:
+    request = generate("a", [1, 2], soft_pins=[SoftPin(3)], progress=ProgramProgress(2))
+    fields = msgspec.json.decode(msgspec.json.encode(request))
+    assert (fields["claims"], fields["outlook"]) == (
+        [{"state": 3, "num_tokens": None}],
+        {"num_generations": 2, "width": 1, "complete": False},
+    )
+    assert msgspec.json.decode(msgspec.json.encode(fields), type=Generate) == request
 
 
 def test_a_log_ends_where_it_is_full_and_plays_as_far_as_it_goes() -> None:

@@ -129,9 +129,9 @@ def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None
         queue = WaitingQueue(QUEUE_POLICIES["program"])
         for serial in draw.sample(sorted(left), 10):
             told = left[serial]
-            outlook = ProgramProgress(draw.randrange(6)) if told is None else ProgramProgress(told, complete=True)
-            queue.add(request(serial, [2] * 8, f"p{serial}", rank=serial - 10, outlook=outlook))
-        queue.add(request(99, [2] * 8, "new", outlook=ProgramProgress(0, complete=True)))
+            progress = ProgramProgress(draw.randrange(6)) if told is None else ProgramProgress(told, complete=True)
+            queue.add(request(serial, [2] * 8, f"p{serial}", rank=serial - 10, progress=progress))
+        queue.add(request(99, [2] * 8, "new", progress=ProgramProgress(0, complete=True)))
         known = sorted((num, serial) for serial, num in left.items() if num is not None)
         unknown = sorted(serial for serial, num in left.items() if num is None)
         assert drain(queue, context_of()) == [*(serial for _, serial in known), *unknown, 99]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64, token_mask
+from ramiform.runtime.scheduler.rows.sampling_inputs import random_bits, splitmix64, token_mask
 
 
 class SetMatcher:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ramiform.runtime.scheduler.speculation_policy import (
+from ramiform.runtime.scheduler.drafts.speculation_policy import (
     MIN_PLAIN_STEPS,
     PLAIN_INTERVAL,
     TRIAL_BALANCE,

@@ -16,14 +16,14 @@ from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.read_config import read_config
+from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.scheduler.plan import DraftSpec, PageCopy, Row
 from ramiform.runtime.speculation.eagle import EagleHead, EagleSource, load_head
 from ramiform.runtime.speculation.eagle.compiled_chain import CompiledHead
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
-from ramiform.runtime.speculation.tree import DraftTree
-from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.initial_head import initial_head
+from ramiform.tools.train_draft.config import head_config
+from ramiform.tools.train_draft.initial_head import initial_head
 
 from .naive_eagle import SIZES, NaiveHead, Tensors, naive_tree, paths, random_tensors, write_config
 

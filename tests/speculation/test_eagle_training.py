@@ -22,15 +22,15 @@ from ramiform.runtime.scheduler.plan import DraftSpec
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.medusa import is_medusa
 from ramiform.runtime.tokenizer import load_tokenizer
-from ramiform.runtime.train_draft import run
-from ramiform.runtime.train_draft.attention import TrainingTimeTestAttention
-from ramiform.runtime.train_draft.batches import TrainingBatches
-from ramiform.runtime.train_draft.config import TrainConfig
-from ramiform.runtime.train_draft.continuations import continuations
-from ramiform.runtime.train_draft.data import TrainingText, read_texts
-from ramiform.runtime.train_draft.evaluate import measure_accepted_length
-from ramiform.runtime.train_draft.run import TrainingOptions, train_draft
-from ramiform.runtime.train_draft.target import Target
+from ramiform.tools.train_draft import run
+from ramiform.tools.train_draft.attention import TrainingTimeTestAttention
+from ramiform.tools.train_draft.batches import TrainingBatches
+from ramiform.tools.train_draft.config import TrainConfig
+from ramiform.tools.train_draft.continuations import continuations
+from ramiform.tools.train_draft.data import TrainingText, read_texts
+from ramiform.tools.train_draft.evaluate import measure_accepted_length
+from ramiform.tools.train_draft.run import TrainingOptions, train_draft
+from ramiform.tools.train_draft.target import Target
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
 

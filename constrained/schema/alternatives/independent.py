@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ..end_search import ValueGoal
 from ..formula import And, Formula, atoms, conj
-from ..name_states import NameClass, NameKind
-from ..object_context import ObjectContext, OpenGoals
+from ..objects.name_states import NameClass, NameKind
+from ..objects.object_context import ObjectContext, OpenGoals
 from ..structure_parts import ObjectPart
 from .object_search import ObjectEndSearch, ObjectMembers
 

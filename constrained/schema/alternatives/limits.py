@@ -22,13 +22,13 @@ from ..formula import Formula, ResultCodes, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import APPLICATORS, child
-from ..name_states import MAX_KINDS, MemberNames
 from ..number_parts import NumberPart
-from ..object_context import ObjectContext, is_plain
-from ..object_states import ObjectState
-from ..string_dfas import any_string, combinations, format_chars, most_states, pattern_dfa
-from ..string_parts import string_dfa
-from ..string_states import string_start
+from ..objects.name_states import MAX_NAME_KINDS, MemberNames
+from ..objects.object_context import ObjectContext, is_plain
+from ..objects.object_states import ObjectState
+from ..strings.string_dfas import any_string, combinations, format_chars, most_states, pattern_dfa
+from ..strings.string_parts import string_dfa
+from ..strings.string_states import string_start
 from ..structure_parts import ArrayPart, ObjectPart
 from ..value_states import number_start, result_codes
 from .object_search import MAX_PARTS
@@ -46,7 +46,7 @@ _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
 _OF_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _WITH_MANY = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")  # which may apply many schemas to a value
-MAX_LISTED = 256  # schemas of one value whose members are compared
+_MAX_LISTED = 256  # schemas of one value whose members are compared
 MAX_MEETINGS = 1000  # sets of schemas of one value that are looked at, beside those of single schemas
 
 
@@ -169,7 +169,7 @@ class _Meetings:
 def _names_may_be_too_complex(schema: dict[str, Any]) -> bool:
     """Return False if the names of an object surely can be told apart by the tests of one schema."""
     patterns = schema.get("patternProperties", ())
-    if "propertyNames" in schema or not APPLICATORS.isdisjoint(schema) or 1 << len(patterns) > MAX_KINDS:
+    if "propertyNames" in schema or not APPLICATORS.isdisjoint(schema) or 1 << len(patterns) > MAX_NAME_KINDS:
         return True
     dfas = [any_string(), *map(pattern_dfa, patterns)]
     return math.prod(dfa.num_states for dfa in dfas) > MAX_PRODUCT_STATES
@@ -190,10 +190,10 @@ def _num_states(keyword: str, value: Any) -> int:
 
 
 def _closure(document: Document, *locations: Location) -> list[Location]:
-    """Return the schemas that apply to one value where these do, up to `MAX_LISTED`."""
+    """Return the schemas that apply to one value where these do, up to `_MAX_LISTED`."""
     found: dict[int, Location] = {}
     todo = list(locations)
-    while todo and len(found) < MAX_LISTED:
+    while todo and len(found) < _MAX_LISTED:
         inner = todo.pop()
         if isinstance(inner.schema, dict) and id(inner.schema) not in found:
             found[id(inner.schema)] = inner

@@ -8,11 +8,11 @@ from operator import or_
 from typing import Protocol
 
 from ...budget import INTERPRETED, charge
-from ..end_search import NEVER, EndSearch, ValueGoal
+from ..end_search import NO_END, EndSearch, ValueGoal
 from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, has_negation, implied, size_of
 from ..joint_truths import MAX_COMBINED_GOALS, joint_truths, restricted
-from ..name_states import NameClass, NameKind
-from ..object_context import ObjectContext
+from ..objects.name_states import NameClass, NameKind
+from ..objects.object_context import ObjectContext
 from ..structure_parts import ObjectPart
 
 MAX_PARTS = 96  # of an object whose end is searched for: the work grows with the fourth power of their number
@@ -166,7 +166,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
     def can_end_after(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if `step`, which is `state` after one more member, can end."""
         used = self._paths.get(self._key(state))
-        remains = used is not None and used != NEVER and not used & self._used(state, step)
+        remains = used is not None and used != NO_END and not used & self._used(state, step)
         if used is not None and remains and self._is_neutral(state, step):
             self._paths.setdefault(self._key(step), used)
         return self.can_end(step)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..formula import And, ExactlyOne, Formula, Not, Or, atoms, conj, disj, neg, one, substitute
 from ..number_parts import NumberPart, any_number
-from ..string_parts import StringPart, TextAlternatives
+from ..strings.string_parts import StringPart, TextAlternatives
 
 
 def with_joined_alternatives(formula: Formula) -> Formula:

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from ..formula import Formula, Or, atoms, evaluate
 from ..interface import SchemaCompiler
 from ..number_parts import NumberPart
-from ..string_dfas import pattern_chars
-from ..string_parts import StringPart
+from ..strings.string_dfas import pattern_chars
+from ..strings.string_parts import StringPart
 from ..structure_parts import ArrayPart, ObjectPart
 from .values import GivenValue, ListedPart, given_value
 

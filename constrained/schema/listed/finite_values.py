@@ -13,11 +13,11 @@ from ...errors import GrammarError
 from ..formula import And, ExactlyOne, Formula, Or, atoms, evaluate
 from ..interface import SchemaCompiler
 from ..number_parts import NumberPart
-from ..string_parts import StringPart, char_product, chars_of, ends_soon, few_texts
+from ..strings.string_parts import StringPart, char_product, chars_of, ends_soon, few_texts
 from ..structure_parts import ArrayPart, ObjectPart
 from .values import ListedPart, json_value
 
-MAX_VALUES = 16
+_MAX_VALUES = 16
 MAX_COUNTED = 1024  # values of a goal that are counted, if items must differ
 MAX_ROOM = 1000  # strings of a goal that are counted
 MAX_ITEMS = 8  # of an array whose values are listed
@@ -46,7 +46,7 @@ def value_of(form: Canonical) -> Any:
     return [value_of(inner) for inner in value] if isinstance(value, tuple) else {n: value_of(i) for n, i in value}
 
 
-def finite_values(compiler: SchemaCompiler, goal: Formula, most: int = MAX_VALUES) -> tuple[Canonical, ...] | None:
+def finite_values(compiler: SchemaCompiler, goal: Formula, most: int = _MAX_VALUES) -> tuple[Canonical, ...] | None:
     """Return all values of a goal, perhaps with more objects and arrays, or None if they may exceed `most`."""
     key = ("finite values", goal, most)
     if key not in compiler.cache:
@@ -59,7 +59,7 @@ def may_have_more_values(compiler: SchemaCompiler, goal: Formula, number: int) -
     """Return False if no more values than this number satisfy a goal. Beyond `MAX_COUNTED` they are not counted."""
     if has_room(compiler, goal, number) or number >= MAX_COUNTED:
         return True
-    values = finite_values(compiler, goal, MAX_VALUES if number < MAX_VALUES else MAX_COUNTED)
+    values = finite_values(compiler, goal, _MAX_VALUES if number < _MAX_VALUES else MAX_COUNTED)
     return values is None or len(values) > number
 
 

@@ -14,7 +14,7 @@ from ...regex.dfa import DEAD, START
 from ...regex.pair_product import pair_product
 from ..formula import Formula, ResultCodes, atoms, truths_of
 from ..number_parts import NUMBER_END, listed_numbers_dfa, number_product, number_universe
-from ..string_dfas import LabelledDfa, live_part, product_check
+from ..strings.string_dfas import LabelledDfa, live_part, product_check
 from .evaluation import SparseTruths
 
 

@@ -12,10 +12,10 @@ from ...errors import GrammarError
 from ..formula import And, ExactlyOne, Formula, Not, Or, atoms, conj, disj, neg, one
 from ..interface import VALUE_TYPES, SchemaCompiler
 from ..number_parts import NumberPart
-from ..string_parts import StringPart
+from ..strings.string_parts import StringPart
 from ..structure_parts import ObjectPart
 from .evaluation import part_truth
-from .values import WORDS, GivenValue, ListedPart, given_value, json_value, listed_part
+from .values import WORD_VALUES, GivenValue, ListedPart, given_value, json_value, listed_part
 
 FEW_ALTERNATIVES = 8  # of a disjunction that are not examined for having only one value each
 
@@ -116,8 +116,8 @@ def _single_value(compiler: SchemaCompiler, goal: Formula) -> GivenValue | None:
         match compiler.over_parts(goal, kind):
             case False:
                 pass
-            case True if kind in WORDS:
-                found.append(given_value(compiler, WORDS[kind]))
+            case True if kind in WORD_VALUES:
+                found.append(given_value(compiler, WORD_VALUES[kind]))
             case StringPart(texts=values) | NumberPart(values=values) | ListedPart(values=values) if values is not None:
                 found += [v if isinstance(v, GivenValue) else given_value(compiler, v) for v in values]
             case _:

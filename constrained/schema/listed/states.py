@@ -14,8 +14,8 @@ from ...automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ...automaton.literals import literal_states, without_text
 from ...budget import cached_property
 from ..interface import SchemaCompiler
-from ..string_parts import spellings
-from ..string_states import QUOTE
+from ..strings.string_parts import spellings
+from ..strings.string_states import QUOTE
 from ..value_states import SPACES, WORDS
 from .numbers import given_numbers
 from .values import GivenValue

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
-from ..array_states import CLOSE as CLOSE_ARRAY
-from ..array_states import ArrayState, ItemGoal, repeats_item
+from ..array_states import CLOSE_ARRAY, ArrayState, ItemGoal, repeats_item
 from ..formula import conj, neg
 from ..interface import SchemaCompiler
-from ..name_states import NameClass
-from ..object_context import MemberGoal
-from ..object_states import CLOSE, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
-from ..string_states import QUOTE
+from ..objects.name_states import NameClass
+from ..objects.object_context import MemberGoal
+from ..objects.object_states import CLOSE_OBJECT, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
+from ..strings.string_states import QUOTE
 from ..structure_parts import ArrayPart
 from ..value_states import SPACES, ValueStart, result_codes
 from .finite_values import Canonical, canonical, value_of
@@ -194,7 +193,7 @@ class UnlikeObject(Counting):
         edges: dict[int, int] = {}
         result = state.closing_result() if state.phase != "comma" and frozenset() not in members else None
         if result is not None:
-            edges[CLOSE] = automaton.pop(result)
+            edges[CLOSE_OBJECT] = automaton.pop(result)
         listed, dead = 0, set[str]()
         for name, key in _next_names(state, members):
             bit = names.bit(name)

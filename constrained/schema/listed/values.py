@@ -13,7 +13,7 @@ from ...regex.charset import has_surrogates
 from ..interface import SchemaCompiler
 
 MAX_VALUE_DEPTH = 120  # arrays and objects inside each other
-WORDS = {"null": None, "true": True, "false": False}
+WORD_VALUES = {"null": None, "true": True, "false": False}
 
 
 class GivenValue:
@@ -43,7 +43,7 @@ def given_value(compiler: SchemaCompiler, value: Any) -> GivenValue:
         case str():
             return _known(compiler, ("string", value), value, not has_surrogates(value))
         case None | True | False:
-            kind = next(kind for kind, word in WORDS.items() if word is value)
+            kind = next(kind for kind, word in WORD_VALUES.items() if word is value)
             return _known(compiler, (kind, None), None, True)
         case _:
             number = Decimal(value) if isinstance(value, int | Decimal) else Decimal(repr(value))
@@ -72,7 +72,7 @@ def json_value(value: GivenValue) -> Any:
         case "string":
             return value.content
         case _:
-            return WORDS[value.kind]
+            return WORD_VALUES[value.kind]
 
 
 class ListedPart:

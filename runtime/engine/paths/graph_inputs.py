@@ -20,8 +20,8 @@ from ....kernels import DecodeAttentionArgs, KvCache, QueryTensors, SharedKeys, 
 from ....kernels.attention_groups import LEVELS, PIECE_TOKENS, SharedTokens, pieces_of, shared_tokens
 from ....kernels.reference.attention_layout import ancestors
 from ....kernels.transfer import packed_size, unpack
+from ...scheduler.drafts.tree import is_chain
 from ...scheduler.plan import Row
-from ...speculation.tree import is_chain
 from ..inputs import row_arrays
 from ..kv_pool import PAGE_SIZE
 from ..last_tokens import LastTokens

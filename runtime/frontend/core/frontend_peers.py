@@ -137,4 +137,4 @@ class FrontendPeers:
         return None if handler is None else await handler(question.about)
 
     def _address(self, index: int) -> str:
-        return f"ipc://{self._socket_dir}/sibling-{index}"
+        return f"ipc://{self._socket_dir}/peer-{index}"

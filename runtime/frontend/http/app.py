@@ -13,6 +13,10 @@ from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
 from .anthropic.messages import MessagesApi
+from .dashboard.access import PageAccess
+from .dashboard.constraint import ConstraintApi
+from .dashboard.records import RecordsApi
+from .dashboard.routes import Page
 from .middleware.auth import ApiKeys, AuthMiddleware
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
@@ -38,10 +42,6 @@ from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
-from .page.access import PageAccess
-from .page.constraint import ConstraintApi
-from .page.records import RecordsApi
-from .page.routes import Page
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
 
@@ -49,7 +49,7 @@ from .transport.streaming import ClientDisconnectedError
 def create_app(
     generator: Generator,
     config: ServeConfig,
-    siblings: FrontendPeers,
+    peers: FrontendPeers,
     tracer: OpenTelemetryTracer | None = None,
     *,
     core_config: CoreConfig,
@@ -75,15 +75,15 @@ def create_app(
         trusts_templates=config.trust_request_chat_template,
         exact_history=not core_config.deterministic,
     )
-    sessions = SessionStore(siblings, generator.sessions)
+    sessions = SessionStore(peers, generator.sessions)
     for api in (
-        NativeApi(generator, siblings, sessions),
+        NativeApi(generator, peers, sessions),
         SessionsApi(sessions),
-        ProgramsApi(generator, siblings),
+        ProgramsApi(generator, peers),
         AdminApi(generator, config.client_address),
         AdaptersApi(generator.core),
-        PauseApi(generator.core, siblings),
-        DrainApi(generator.core, siblings, sessions, config.drain_seconds),
+        PauseApi(generator.core, peers),
+        DrainApi(generator.core, peers, sessions, config.drain_seconds),
         ParsingApi(chat_service),
         TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),
@@ -92,22 +92,22 @@ def create_app(
         MessagesApi(chat_service),
         OllamaApi(chat_service),
         OllamaModelsApi(chat_service),
-        ResponsesApi(chat_service, siblings),
+        ResponsesApi(chat_service, peers),
         DecisionsApi(generator),
         EmbeddingsApi(generator),
         ConstrainedApi(chat_service),
         ScoreApi(generator),
-        MetricsApi(generator.core, siblings),
+        MetricsApi(generator.core, peers),
         ConstraintApi(generator, core_config),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
     access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
     if generator.log is not None:
-        app.include_router(RecordsApi(generator.log, siblings, access).router, responses=errors.ERROR_RESPONSES)
+        app.include_router(RecordsApi(generator.log, peers, access).router, responses=errors.ERROR_RESPONSES)
     app.state.page = None
     if config.page:
-        app.state.page = Page(generator, siblings, access, core_config, config, _listed(config.cors_origins))
+        app.state.page = Page(generator, peers, access, core_config, config, _listed(config.cors_origins))
         for router in app.state.page.routers:
             app.include_router(router, responses=errors.ERROR_RESPONSES)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:

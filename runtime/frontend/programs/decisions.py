@@ -52,7 +52,7 @@ async def decide(
     for question in questions:
         batch += await _continuations(generator, content, question)
     first = options_for(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
-    others = msgspec.structs.replace(first, claims=[])
+    others = msgspec.structs.replace(first, soft_pins=[])
     parts = iter(batch)
     scored: list[Scored] = []
     while chunk := list(islice(parts, BATCH_LABELS)):

@@ -219,8 +219,8 @@ class TokenExecutor:
         return RequestOptions(
             program=self._program,
             namespace=self._namespace,
-            claims=self._soft_pins(tokens, num_kept),
-            outlook=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
+            soft_pins=self._soft_pins(tokens, num_kept),
+            progress=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
             adapter=lora,
         )
 

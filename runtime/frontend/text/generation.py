@@ -282,8 +282,8 @@ class Generator:
             raise BusyError(f"no memory is left to compile stop_regex: {error}") from None
         banned = banned_sequences(self.tokenizer, prompt.sampling.bad_words)
         others = prompt
-        if n > 1 and prompt.options.claims:
-            others = replace(prompt, options=msgspec.structs.replace(prompt.options, claims=[]))
+        if n > 1 and prompt.options.soft_pins:
+            others = replace(prompt, options=msgspec.structs.replace(prompt.options, soft_pins=[]))
         return SampleStreams(
             [
                 SampleStream(self, others if i else prompt, _seeded(prompt.sampling, seed + i), patterns, banned)

@@ -44,7 +44,7 @@ async def score(core: CoreClient, batch: Sequence[Continuation], options: Reques
 
     Raises RamiformError and aborts the others when one fails.
     """
-    others = msgspec.structs.replace(options, claims=[])
+    others = msgspec.structs.replace(options, soft_pins=[])
     with ExitStack() as stack:
         answers = [
             stack.enter_context(

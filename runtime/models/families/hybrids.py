@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..experts_config import JAMBA_MOE, LFM2_MOE, NEMOTRON_H_MOE
+from ..experts.config import JAMBA_MOE, LFM2_MOE, NEMOTRON_H_MOE
 from ..recurrent.config import FALCON_H1, JAMBA, LFM2, MAMBA2, NEMOTRON_H
 from .row import Family, Flag
 

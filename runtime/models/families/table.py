@@ -6,7 +6,7 @@ out tensors. `config.parse_config` reads it.
 
 from __future__ import annotations
 
-from ..experts_config import (
+from ..experts.config import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     ERNIE,

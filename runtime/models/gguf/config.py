@@ -8,8 +8,8 @@ from typing import Any
 from ..config import ModelConfig, parse_config
 from ..errors import CheckpointError
 from ..quantised.scheme import GGUF_GROUP, Quantisation, Scheme, WeightKind
-from ..rope_config import RopeConfig
-from .block_formats import block_modules, four_bit_modules
+from ..rope.config import RopeConfig
+from .block_reader import block_modules, four_bit_modules
 from .file import GgufFile
 
 _ARCHITECTURES = {

@@ -12,8 +12,8 @@ from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..linear import Destination
 from ..quantised.block_linear import STORED_BLOCKS
-from ..weights import IsIgnored, Progress, refuse_all
-from .block_formats import FOUR_BIT_TYPES, READABLE_TYPES, FourBitBlocks, dequantise, read_four_bit
+from ..stored.weights import IsIgnored, Progress, refuse_all
+from .block_reader import FOUR_BIT_TYPES, READABLE_TYPES, FourBitBlocks, dequantise, read_four_bit
 from .config import ROPE_FACTORS
 from .file import GgufFile, open_gguf
 from .tensor_names import expert_index, tensor_name

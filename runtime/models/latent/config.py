@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..config_fields import ConfigFields
-from ..rope_config import RopeConfig
+from ..rope.config import RopeConfig
 
 NORM_EPS = 1e-6  # of the latents' norms: the families' code does not read it from config.json
 

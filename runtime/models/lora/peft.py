@@ -20,8 +20,8 @@ from ....kernels.lora import RANK_ALIGNMENT
 from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..linear import Destination
-from ..stored_layout import as_stored, renaming
-from ..weights import is_finite
+from ..stored.layout import as_stored, renaming
+from ..stored.weights import is_finite
 from .peft_config import PeftConfig, read_peft_config
 
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from ....constrained.budget import PATTERN_STEPS, CompileBudget
 from ....constrained.errors import GrammarError
 from ....constrained.regex.char_dfa import CharDfa
-from ....constrained.regex.parser import parse_regex
 from ....constrained.regex.subset import char_dfa
+from ....constrained.regex.syntax.parser import parse_regex
 from ..config_fields import ConfigFields, read_json_object
 from ..errors import CheckpointError
 

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels import Ops
+from ..experts.mixture import MixtureMlp
 from ..linear import DenseLinear, Destination, Linear, bias_destination, total_bytes
-from ..mixture import MixtureMlp
 from ..mlp import DenseMlp
 from .group import Group, tree_sum
 from .shard import Shard

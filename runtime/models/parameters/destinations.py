@@ -12,7 +12,7 @@ from ..linear import DenseLinear, Destination, JoinedLinear, SummedLinear, stack
 from ..norm import norm_destination
 from ..parallel.group import SINGLE_RANK, Group
 from ..quantised.block_linear import BlockLinear
-from ..stored_layout import as_stored
+from ..stored.layout import as_stored
 from .allocate import allocate_parameters
 from .values import NORM_NAMES, DecoderParameters
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..config import ModelConfig
+from ..experts.mixture import ExpertLinear, make_experts
 from ..linear import DenseLinear, Linear
-from ..mixture import ExpertLinear, make_experts
 from ..norm import Norm, allocate_norm
 from ..parallel.group import Group
 from ..parallel.layers import ColumnParallelLinear, OutputSection, RowParallelLinear

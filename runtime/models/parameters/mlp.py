@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..experts_config import ExpertsConfig
+from ..experts.config import ExpertsConfig
+from ..experts.mixture import ExpertSlice, MixtureMlp, SharedExpert
 from ..linear import DenseLinear, Linear
-from ..mixture import ExpertSlice, MixtureMlp, SharedExpert
 from ..mlp import DenseMlp, Mlp
 from ..parallel.layers import ExpertParallelMixture, OutputSection, TensorParallelMixture, TensorParallelMlp
 from ..recurrent.mixture import LATENT_NAMES, UngatedMixture

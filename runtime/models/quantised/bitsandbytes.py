@@ -18,7 +18,7 @@ from ..linear import Destination, bias_destination, total_bytes
 if TYPE_CHECKING:
     from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
-BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 _MAX_STATE_BYTES = 1 << 16
 _ANY = (-1,)
 
@@ -92,9 +92,9 @@ class CodebookLinear:
         [state_name] = [name for name in parts if "quant_state" in name]
         state = _state(parts[state_name])
         block, C = state.get("blocksize"), self._inputs
-        if block not in BLOCKS or C % block:
+        if block not in _BLOCKS or C % block:
             raise ValueError(
-                f"has blocks of {block!r}: supported are {', '.join(map(str, BLOCKS))} that divide {C} inputs"
+                f"has blocks of {block!r}: supported are {', '.join(map(str, _BLOCKS))} that divide {C} inputs"
             )
         if state.get("shape") != [size, C]:
             raise ValueError(f"is of a weight of {state.get('shape')!r}, config.json asks for {[size, C]}")

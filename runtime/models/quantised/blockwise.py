@@ -18,7 +18,7 @@ from .rounding import FP8, MANY_ROWS, fp8_as_bfloat16
 if TYPE_CHECKING:
     from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
-BLOCK = 128
+FP8_BLOCK = 128
 
 
 class BlockwiseLinear:
@@ -32,7 +32,7 @@ class BlockwiseLinear:
         self, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
     ) -> None:
         self.codes_NC = torch.empty((outputs, inputs), device=device, dtype=FP8)
-        self.scale_MG = torch.empty((-(-outputs // BLOCK), inputs // BLOCK), device=device, dtype=torch.float32)
+        self.scale_MG = torch.empty((-(-outputs // FP8_BLOCK), inputs // FP8_BLOCK), device=device, dtype=torch.float32)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
         self.matrix: PackedMatrix | None = None  # the whole layer, packed for compiled loops
         self._dtype = dtype
@@ -43,7 +43,7 @@ class BlockwiseLinear:
     @staticmethod
     def fits(sizes: list[int], inputs: int) -> bool:
         """Return True if blocks do not straddle the parts of a layer, whose outputs are `sizes`."""
-        return inputs % BLOCK == 0 and all(size % BLOCK == 0 for size in sizes[:-1])
+        return inputs % FP8_BLOCK == 0 and all(size % FP8_BLOCK == 0 for size in sizes[:-1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.codes is not None:
@@ -59,7 +59,7 @@ class BlockwiseLinear:
 
     def product(self, x: torch.Tensor, codes: Any, experts: Any = None, *, fixed: bool = False) -> torch.Tensor:
         """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
-        x_codes, scale = self._products.quantise_rows(x, FP8, BLOCK)
+        x_codes, scale = self._products.quantise_rows(x, FP8, FP8_BLOCK)
         y: torch.Tensor = self._products.matmul(
             x_codes, codes, self.bias_N, x_scale=scale, dtype=x.dtype, experts=experts, fixed=fixed
         )
@@ -67,10 +67,10 @@ class BlockwiseLinear:
 
     def finish(self) -> None:
         if self._products is not None and self._products.reads(FP8, self.codes_NC.device):
-            self.codes = self._products.Codes(self.codes_NC, self.scale_MG, group=BLOCK)
+            self.codes = self._products.Codes(self.codes_NC, self.scale_MG, group=FP8_BLOCK)
             return
-        scale_NG = self.scale_MG.repeat_interleave(BLOCK, 0)[: len(self.codes_NC)]
-        groups = fp8_as_bfloat16(self.codes_NC).float().view(len(scale_NG), -1, BLOCK)
+        scale_NG = self.scale_MG.repeat_interleave(FP8_BLOCK, 0)[: len(self.codes_NC)]
+        groups = fp8_as_bfloat16(self.codes_NC).float().view(len(scale_NG), -1, FP8_BLOCK)
         dense_NC = (groups * scale_NG[..., None]).flatten(1).to(self._dtype)
         if self.codes_NC.device.type == "cpu":
             from ....kernels.cpu.products.packed_matrix import PackedMatrix  # here, because it imports numba
@@ -93,7 +93,7 @@ class BlockwiseLinear:
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         codes = self.codes_NC[start : start + size]
-        scale = self.scale_MG[start // BLOCK : -(-(start + size) // BLOCK)]
+        scale = self.scale_MG[start // FP8_BLOCK : -(-(start + size) // FP8_BLOCK)]
         return {
             "weight": Destination(tuple(codes.shape), codes.copy_, (FP8,)),
             "weight_scale_inv": Destination(tuple(scale.shape), scale.copy_),

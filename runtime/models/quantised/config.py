@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..config_fields import ConfigFields
-from .blockwise import BLOCK
-from .mxfp4 import GROUP as MXFP4_GROUP
+from .blockwise import FP8_BLOCK
+from .mxfp4 import MXFP4_GROUP
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
@@ -84,7 +84,7 @@ def _fp8(fields: ConfigFields) -> Quantisation:
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
         return Quantisation(scheme, ignored)
-    _equal(fields, "weight_block_size", [BLOCK, BLOCK])
+    _equal(fields, "weight_block_size", [FP8_BLOCK, FP8_BLOCK])
     if static:
         raise fields.unsupported("activation_scheme", "'static' with scales by block is")
     return Quantisation(Scheme(kind="fp8", source="fp8", activations=True), ignored)

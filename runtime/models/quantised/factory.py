@@ -10,11 +10,10 @@ from ..linear import DenseLinear, Linear
 from ..packed_linear import PackedLinear, can_pack
 from .bitsandbytes import CodebookLinear
 from .block_linear import BlockLinear
-from .blockwise import BLOCK, BlockwiseLinear
+from .blockwise import FP8_BLOCK, BlockwiseLinear
 from .eight_bit import EightBitLinear
 from .int4 import Int4Linear
-from .mxfp4 import GROUP as MXFP4_GROUP
-from .mxfp4 import Mxfp4Linear
+from .mxfp4 import MXFP4_GROUP, Mxfp4Linear
 from .rounding import GROUP_SIZES
 from .scheme import FOUR_BIT_BLOCKS, GGUF_GROUP, Quantisation
 
@@ -54,7 +53,7 @@ def make_linear(
         parts = list(sizes or [outputs // len(modules)] * len(modules))
         if not BlockwiseLinear.fits(parts, inputs):
             raise ValueError(
-                f"{', '.join(modules)}: FP8 by block needs sizes divisible by {BLOCK}, not {parts} x {inputs}"
+                f"{', '.join(modules)}: FP8 by block needs sizes divisible by {FP8_BLOCK}, not {parts} x {inputs}"
             )
         return BlockwiseLinear(outputs, inputs, bias, device=device, dtype=dtype)
     if scheme.kind in ("nf4", "fp4"):

@@ -18,7 +18,7 @@ from .rounding import MANY_ROWS
 if TYPE_CHECKING:
     from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
-GROUP = 32
+MXFP4_GROUP = 32
 _BIAS = 127  # of a scale's exponent
 _MOST = 142  # scales are float16 in the loops
 _NUMBERS = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -27,7 +27,7 @@ _NUMBERS = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2,
 def dequantised(packed_NC2: torch.Tensor, exponents_NG: torch.Tensor) -> torch.Tensor:
     """Return float32 [N, C] of numbers two to a byte, the first one low, and biased exponents; both uint8."""
     codes = torch.stack((packed_NC2 & 15, packed_NC2 >> 4), dim=2).to(torch.int32)
-    numbers = _NUMBERS.to(packed_NC2.device)[codes].view(len(packed_NC2), -1, GROUP)
+    numbers = _NUMBERS.to(packed_NC2.device)[codes].view(len(packed_NC2), -1, MXFP4_GROUP)
     return torch.ldexp(numbers, exponents_NG.to(torch.int32)[..., None] - _BIAS).flatten(1)
 
 
@@ -51,7 +51,7 @@ class Mxfp4Linear:
         self, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
     ) -> None:
         self.packed_NC2 = torch.empty((outputs, inputs // 2), device=device, dtype=torch.uint8)
-        self.exponents_NG = torch.empty((outputs, inputs // GROUP), device=device, dtype=torch.uint8)
+        self.exponents_NG = torch.empty((outputs, inputs // MXFP4_GROUP), device=device, dtype=torch.uint8)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
         self.matrix: PackedMatrix | None = None  # the whole layer, packed for compiled loops
         self.codes: Any = None  # the whole layer, as `_products` take it
@@ -78,8 +78,8 @@ class Mxfp4Linear:
 
     def finish(self) -> None:
         if self._products is not None:
-            packed = self._products.pack_groups(self.packed_NC2, GROUP)
-            self.codes = self._products.Codes(packed, self.exponents_NG.t().contiguous(), group=GROUP)
+            packed = self._products.pack_groups(self.packed_NC2, MXFP4_GROUP)
+            self.codes = self._products.Codes(packed, self.exponents_NG.t().contiguous(), group=MXFP4_GROUP)
         elif self.packed_NC2.device.type == "cpu":
             from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
@@ -90,8 +90,10 @@ class Mxfp4Linear:
 
     def _blocks(self) -> torch.Tensor:
         """Return the rows as ggml's blocks: the scale's byte, then the first half of the numbers in the low nibbles."""
-        codes = torch.stack((self.packed_NC2 & 15, self.packed_NC2 >> 4), dim=2).view(*self.exponents_NG.shape, GROUP)
-        pairs = codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4
+        codes = torch.stack((self.packed_NC2 & 15, self.packed_NC2 >> 4), dim=2).view(
+            *self.exponents_NG.shape, MXFP4_GROUP
+        )
+        pairs = codes[..., : MXFP4_GROUP // 2] | codes[..., MXFP4_GROUP // 2 :] << 4
         return torch.cat((self.exponents_NG[..., None], pairs), dim=2).flatten(1)
 
     def release(self) -> None:

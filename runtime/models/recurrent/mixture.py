@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels import Ops
+from ..experts.mixture import MixtureMlp
 from ..linear import Destination, Linear, Loadable, stacked_destinations
-from ..mixture import MixtureMlp
 
 LATENT_NAMES = ("fc1_latent_proj", "fc2_latent_proj")  # modules of the products around the experts
 

@@ -17,7 +17,7 @@ import torch
 
 from ..config import ModelConfig
 from ..errors import CheckpointError
-from ..rope_config import NO_ROPE
+from ..rope.config import NO_ROPE
 from .attention import NAME, AttentionProbe, AttentionShape, NotServed, attend, set_owner
 
 logger = logging.getLogger("ramiform.models")

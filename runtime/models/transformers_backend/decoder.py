@@ -19,16 +19,16 @@ import torch
 from torch import nn
 
 from ....kernels import AttentionArgs, KvCache, Ops, RowSpan, for_device
+from ...protocol.config import PAGE_SIZE
 from ..config import ModelConfig
 from ..decoder import Decoder, DecoderInputs
 from ..errors import CheckpointError
-from ..rope import Rope
-from ..weights import Progress
+from ..rope.angles import Rope
+from ..stored.weights import Progress
 from .attention import NAME, AttentionProbe, NotServed, PagedAttention, set_owner
 from .config import is_packed_gpt_oss, load_package, probed_shape, quiet, read_transformers_config
 
 _TRIAL_TOKENS, _TRIAL_CHUNK = 24, 17
-_PAGE = 16  # slots
 # Largest difference of the trial's logits from transformers' own, relative to their norm.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
@@ -110,7 +110,7 @@ class TransformersDecoder(Decoder):
             want = self._model(input_ids=ids_T[None], use_cache=False).logits[0].float()
         finally:
             self._model.set_attn_implementation(NAME)
-        shape = (config.num_layers, 2 * _PAGE, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, 2 * PAGE_SIZE, config.num_kv_heads, config.head_dim)
         k, v = torch.zeros((2, *shape), device=device, dtype=self.dtype)
         kv = tuple(map(KvCache, k.unbind(), v.unbind()))
         bounds = ((0, _TRIAL_CHUNK), (_TRIAL_CHUNK, _TRIAL_TOKENS))
@@ -123,7 +123,9 @@ class TransformersDecoder(Decoder):
         span = RowSpan(start, end - start, np.arange(2))
         places = torch.arange(start, end, device=self.device)
         attention = {
-            window: self.ops.attention(AttentionArgs([span], kv[0], self.config.num_heads, _PAGE, window, self.dtype))
+            window: self.ops.attention(
+                AttentionArgs([span], kv[0], self.config.num_heads, PAGE_SIZE, window, self.dtype)
+            )
             for window in set(self.config.windows)
         }
         inputs = DecoderInputs(ids_T[start:end], places, (), places, attention, None)

@@ -17,8 +17,8 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ....kernels import for_device
-from ..mixture import ExpertLinear, SeparateExperts
-from ..quantised.mxfp4 import GROUP, Mxfp4Linear, check_exponents
+from ..experts.mixture import ExpertLinear, SeparateExperts
+from ..quantised.mxfp4 import MXFP4_GROUP, Mxfp4Linear, check_exponents
 
 METHOD = "ramiform-mxfp4"
 _PRODUCTS = ("gate_up_proj", "down_proj")
@@ -34,10 +34,10 @@ class PackedGptOssExperts(nn.Module):
         self.num_experts, self.alpha, self.limit = config.num_local_experts, config.swiglu_alpha, config.swiglu_limit
         sizes = (2 * config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
         for name, (outputs, inputs) in zip(_PRODUCTS, sizes, strict=True):
-            if inputs % GROUP:
-                raise ValueError(f"{name} has {inputs} inputs, which groups of {GROUP} do not divide")
-            groups = self.num_experts, outputs, inputs // GROUP
-            for end, shape in (("blocks", (*groups, GROUP // 2)), ("scales", groups)):
+            if inputs % MXFP4_GROUP:
+                raise ValueError(f"{name} has {inputs} inputs, which groups of {MXFP4_GROUP} do not divide")
+            groups = self.num_experts, outputs, inputs // MXFP4_GROUP
+            for end, shape in (("blocks", (*groups, MXFP4_GROUP // 2)), ("scales", groups)):
                 self.register_parameter(f"{name}_{end}", _parameter(torch.empty(shape, dtype=torch.uint8)))
             self.register_parameter(f"{name}_bias", _parameter(torch.empty(self.num_experts, outputs)))
         self._experts: dict[str, ExpertLinear] = {}
@@ -53,7 +53,7 @@ class PackedGptOssExperts(nn.Module):
             bias, linears = getattr(self, f"{name}_bias"), []
             for rows, exponents in zip(blocks, scales, strict=True):
                 outputs, groups = exponents.shape
-                linear = Mxfp4Linear(outputs, groups * GROUP, False, device=rows.device, dtype=bias.dtype)
+                linear = Mxfp4Linear(outputs, groups * MXFP4_GROUP, False, device=rows.device, dtype=bias.dtype)
                 parts = linear.row_destinations(0, outputs)
                 parts["weight_packed"].put(rows.flatten(1))
                 parts["weight_scale"].put(exponents)

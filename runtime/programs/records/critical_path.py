@@ -9,7 +9,7 @@ from .events import Event
 from .spans import TrackSpan
 
 Track = tuple[int, int | None, list[Event], list[TrackSpan]]  # of a state: its number, its parent's, events, spans
-NEAR = 1e-3  # seconds: a wait ends so soon after what it waited for
+_NEAR = 1e-3  # seconds: a wait ends so soon after what it waited for
 
 
 def critical_path(tracks: Sequence[Track]) -> list[tuple[int, int]]:
@@ -72,7 +72,7 @@ def _awaited(
     if event is not None and event.kind in ("join", "gather") and event.states:
         among = [one for one in event.states if one in spans_of and spans_of[one][-1].end > span.start]
         return max(among, key=lambda one: spans_of[one][-1].end, default=None)
-    index = bisect_right(ends, (span.end + NEAR, 1 << 62)) - 1
+    index = bisect_right(ends, (span.end + _NEAR, 1 << 62)) - 1
     found: int | None = None
     least = span.start
     while index >= 0 and ends[index][0] > least:
@@ -81,6 +81,6 @@ def _awaited(
             if parent_of.get(other) == state:
                 return other
             if found is None:
-                found, least = other, max(span.start, end - 2 * NEAR)  # a branch that ended as late comes first
+                found, least = other, max(span.start, end - 2 * _NEAR)  # a branch that ended as late comes first
         index -= 1
     return found

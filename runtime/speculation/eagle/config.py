@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...models.config import ModelConfig
 from ...models.config_fields import ConfigFields, read_json_object
-from ...models.rope_config import RopeConfig, parse_rope
+from ...models.rope.config import RopeConfig, parse_rope
 
 HeadKind = Literal["eagle", "eagle3"]
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from ....kernels import Ops
 from ...models.linear import Linear
-from ...models.rope import Rope
+from ...models.rope.angles import Rope
 from .config import HeadConfig
 from .parameters import HeadParameters, packed_parameters
 

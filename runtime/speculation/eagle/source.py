@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from ....kernels import RopeAndStoreArgs
 from ...engine.draft_source import DraftRow, DraftStep
 from ...engine.kv_pool import PAGE_SIZE
+from ...scheduler.drafts.tree import DraftTree
 from ...scheduler.plan import DraftSpec, PageCopy, Row
 from ..slot_features import SlotFeatures
 from ..slot_ledger import SlotLedger
-from ..tree import DraftTree
 from .draft_memory import DraftMemory
 from .head import EagleHead
 from .tree_attention import TreeAttention

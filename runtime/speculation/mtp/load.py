@@ -32,11 +32,11 @@ from ...models.packed_linear import pack_linear
 from ...models.parallel.group import SINGLE_RANK
 from ...models.parallel.stage import Stage, with_layers
 from ...models.parameters import allocate_parameters, checkpoint_destinations
-from ...models.stored_layout import renaming
-from ...models.weights import weight_files
+from ...models.stored.layout import renaming
+from ...models.stored.weights import weight_files
 from ...protocol.errors import RequestError
 
-MAX_LAYERS = 16
+_MAX_LAYERS = 16
 _SCALED = ("fp8", "compressed-tensors", "awq", "gptq")  # formats whose quantised weights come with other tensors
 _SCALES = ("weight_scale_inv", "weight_scale")
 _QWEN_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
@@ -133,7 +133,7 @@ def read_mtp_layout(path: Path, target: ModelConfig) -> MtpLayout:
     pattern = r"mtp\.layers\.(\d+)\." if shares_joint else r"model\.layers\.(\d+)\.eh_proj\."
     found = {int(match[1]) for name in names if (match := re.match(pattern, name))}
     count = len(found)
-    if not 1 <= count <= MAX_LAYERS or found != set(range(count) if shares_joint else range(first, first + count)):
+    if not 1 <= count <= _MAX_LAYERS or found != set(range(count) if shares_joint else range(first, first + count)):
         raise RequestError(
             f"{path} holds no layers of multi-token prediction: no tensors model.layers.{first}.eh_proj and so on "
             "(num_nextn_predict_layers), and no mtp.*",

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from ...engine.draft_source import DraftBytes, DraftRow, DraftStep
 from ...engine.inputs import decoder_inputs
 from ...engine.kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+from ...scheduler.drafts.tree import DraftTree
 from ...scheduler.plan import PageCopy, Row
 from ..draft_model import GrowingTree, add_children
 from ..slot_features import SlotFeatures
 from ..slot_ledger import SlotLedger
-from ..tree import DraftTree
 from .load import MtpLayer, MtpLayout
 
 _CATCH_UP_TOKENS = 512  # tokens of a sequence computed at once while catching up

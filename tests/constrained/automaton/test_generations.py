@@ -14,9 +14,9 @@ import pytest
 from ramiform.constrained import (
     Choices,
     CompiledGrammar,
-    Constraint,
     Grammar,
     GrammarError,
+    GrammarSource,
     JsonSchema,
     Matcher,
     Regex,
@@ -59,7 +59,7 @@ def mask(matcher: Matcher) -> bytes:
 
 
 def grammar(
-    monkeypatch: pytest.MonkeyPatch, renewal_bytes: int, constraint: Constraint | None = None
+    monkeypatch: pytest.MonkeyPatch, renewal_bytes: int, constraint: GrammarSource | None = None
 ) -> CompiledGrammar:
     """Compile a constraint to a grammar whose automata are renewed when they take so much."""
     monkeypatch.setattr(matcher_module, "RENEWAL_BYTES", renewal_bytes)
@@ -166,7 +166,7 @@ def test_what_a_generation_held_is_freed_without_a_collection(monkeypatch: pytes
 
 def test_an_output_that_needs_too_much_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = grammar(monkeypatch, 1 << 19)
-    monkeypatch.setattr(automaton_module, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(automaton_module, "_MAX_BYTES", 1 << 20)
     monkeypatch.setattr(automaton_module, "MEASURE_INTERVAL", 8)
     rng = random.Random(3)
     member = matcher_module.Matcher(shared)
@@ -212,7 +212,7 @@ def test_an_output_that_needs_too_much_fails_alone(monkeypatch: pytest.MonkeyPat
     ],
     ids=lambda constraint: type(constraint).__name__,
 )
-def test_every_kind_of_constraint_is_renewed(constraint: Constraint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_constraint_is_renewed(constraint: GrammarSource, monkeypatch: pytest.MonkeyPatch) -> None:
     renewed, kept = grammar(monkeypatch, NEVER, constraint), grammar(monkeypatch, NEVER, constraint)
     rng = random.Random(4)
     for _ in range(20):

@@ -12,8 +12,8 @@ import pytest
 
 from ramiform.constrained import (
     Choices,
-    Constraint,
     GrammarError,
+    GrammarSource,
     JsonObject,
     JsonSchema,
     Regex,
@@ -30,13 +30,13 @@ VALUES = [1, 12, 1.5, "a", "ab", 'q"\n', None, True, [1, "x"], {"a": [2]}]
 PATTERNS = ["^a|b$", "a.c", "^[^x]{2,4}$", r"\d+[^\d]?", r'["x]\\?y', "^(a|ab)(c|bcd)$"]
 
 
-def compiled(constraint: Constraint, whitespace: WhitespacePolicy = "compact") -> MatcherSource:
+def compiled(constraint: GrammarSource, whitespace: WhitespacePolicy = "compact") -> MatcherSource:
     if whitespace not in _backends:
         _backends[whitespace] = backend("outlines", shared_vocabulary(), whitespace=whitespace)
     return _backends[whitespace](constraint, "any")
 
 
-def accepts(constraint: Constraint, text: str) -> bool:
+def accepts(constraint: GrammarSource, text: str) -> bool:
     matcher = compiled(constraint).matcher()
     return all(matcher.accept(byte) for byte in text.encode()) and matcher.is_accepting()
 
@@ -174,7 +174,7 @@ def test_every_output_is_valid(seed: int) -> None:
     ],
     ids=str,
 )
-def test_valid_values_are_accepted(constraint: Constraint, text: str) -> None:
+def test_valid_values_are_accepted(constraint: GrammarSource, text: str) -> None:
     assert accepts(constraint, text)
 
 
@@ -209,7 +209,7 @@ def test_a_pattern_means_what_it_means_in_python(pattern: str, text: str) -> Non
     ],
     ids=lambda constraint: str(constraint)[:60],
 )
-def test_an_exponential_pattern_is_refused(constraint: Constraint) -> None:
+def test_an_exponential_pattern_is_refused(constraint: GrammarSource) -> None:
     with pytest.raises(GrammarError, match="outlines"):
         compiled(constraint)
 

@@ -7,7 +7,7 @@ import pytest
 
 from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
 from ramiform.constrained.regex.dfa import DEAD, KIND, NUM_KINDS, START, free_kinds
-from ramiform.constrained.schema.string_dfas import pattern_dfa
+from ramiform.constrained.schema.strings.string_dfas import pattern_dfa
 
 PATTERNS = [
     "^[a-z]+$",

@@ -18,9 +18,9 @@ from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex import listed
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.dfa import START
-from ramiform.constrained.regex.expression import alternation, literal
 from ramiform.constrained.regex.listed import listed_chars, listed_dfa
 from ramiform.constrained.regex.subset import char_dfa
+from ramiform.constrained.regex.syntax.expression import alternation, literal
 from ramiform.constrained.schema.number_parts import listed_numbers_dfa
 from ramiform.tests.constrained.walks import BYTES, byte_vocabulary
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex import dfa_kernel
 from ramiform.constrained.regex.pair_product import Lives, pair_product
-from ramiform.constrained.schema.string_parts import MAX_TEXTS, StringPart, has_many_texts
+from ramiform.constrained.schema.strings.string_parts import MAX_TEXTS, StringPart, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]
 

@@ -18,9 +18,9 @@ from ramiform.constrained.regex.alphabet import alphabet_of
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import CharDfa, trimmed_char_dfa
 from ramiform.constrained.regex.charset import charset, complement
-from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.regex.subset import char_dfa
-from ramiform.constrained.schema.string_dfas import pattern_chars, pattern_dfa, regex_dfa
+from ramiform.constrained.regex.syntax.parser import parse_regex
+from ramiform.constrained.schema.strings.string_dfas import pattern_chars, pattern_dfa, regex_dfa
 
 ESCAPES = [r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", r"\.", r"\n", r"\x41", r"\u00e9", r"\\", r"\-"]
 CLASSES = ["[abc]", "[^a]", "[a-c]", "[a-cé]", r"[\d_]", r"[^\w]", "[]a]", "[a-]", r"[\]\\^]", "[^\n]", "[東-鿿]"]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained.budget import CompileBudget
-from ramiform.constrained.regex.parser import containing, parse_regex
-from ramiform.constrained.regex.size_bound import size_bound
 from ramiform.constrained.regex.subset import char_dfa
+from ramiform.constrained.regex.syntax.parser import containing, parse_regex
+from ramiform.constrained.regex.syntax.size_bound import size_bound
 
 ATOMS = st.sampled_from(["a", "b", "ab", "-", r"\d", r"\w", "[^a]", "[a-cé]", "[0-9_]", "."])
 PATTERNS = st.recursive(

@@ -29,13 +29,18 @@ from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import CharDfa
 from ramiform.constrained.regex.dfa import START
-from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.regex.subset import char_dfa
+from ramiform.constrained.regex.syntax.parser import parse_regex
 from ramiform.constrained.regex.word_boundaries import _BoundaryDeterminiser
-from ramiform.constrained.schema.formats import PATTERNS, possible_expression
-from ramiform.constrained.schema.string_dfas import MAX_DEFERRED, format_chars, pattern_chars, string_content_dfa
-from ramiform.constrained.schema.string_parts import _intersection
-from ramiform.constrained.schema.string_states import part_block
+from ramiform.constrained.schema.strings.formats import PATTERNS, possible_expression
+from ramiform.constrained.schema.strings.string_dfas import (
+    MAX_DEFERRED,
+    format_chars,
+    pattern_chars,
+    string_content_dfa,
+)
+from ramiform.constrained.schema.strings.string_parts import _intersection
+from ramiform.constrained.schema.strings.string_states import part_block
 from ramiform.tests.constrained.walks import byte_vocabulary
 
 JUDGED = sorted(set(PATTERNS) & set(FormatChecker.checkers) - {"time"})  # the time of draft 3 has no offset

@@ -9,7 +9,7 @@ from hypothesis import given
 from ramiform.constrained.schema.formula import evaluate
 from ramiform.constrained.schema.joint_truths import joint_truths
 from ramiform.constrained.schema.listed.evaluation import SparseTruths
-from ramiform.constrained.schema.string_parts import StringPart
+from ramiform.constrained.schema.strings.string_parts import StringPart
 from ramiform.tests.constrained.strategies import SEEDS
 
 from .listed.given_values import MANY, compiler_of

@@ -19,7 +19,7 @@ from ramiform.constrained import (
     compile_constraint,
 )
 from ramiform.constrained.automaton.layout import LIMITED_LEVEL, MAX_DEPTH
-from ramiform.constrained.explain.walks import BYTES, END
+from ramiform.constrained.explain.walks import BYTES, END_TOKEN
 from ramiform.constrained.schema.nesting import MAX_NEEDED, MAX_START_DEPTH
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
@@ -91,7 +91,7 @@ def deepest_output(grammar: CompiledGrammar, rng: random.Random) -> bytes:
     for step in range(60_000):
         tokens = allowed(matcher, BYTES)
         assert tokens, f"a mask is empty at level {level}: {bytes(text[-40:])!r}"
-        if END in tokens and (deepest or tokens == [END]):
+        if END_TOKEN in tokens and (deepest or tokens == [END_TOKEN]):
             return bytes(text)
         goes_down = deepest < DEEPEST - 1 and step < 20_000
         preferred = b'"' if in_string else b"{[" if goes_down else b"}]1n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from ramiform.kernels.triton import paged_attention
+from ramiform.kernels.triton.attention import paged_attention
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.tests.engine.same_bits import check_same_bits

@@ -17,8 +17,8 @@ from ramiform.runtime.scheduler.plan import DraftSpec
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
-from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.initial_head import initial_head
+from ramiform.tools.train_draft.config import head_config
+from ramiform.tools.train_draft.initial_head import initial_head
 
 pytestmark = pytest.mark.exhaustive
 

@@ -108,13 +108,13 @@ def test_requests_carry_the_progress_of_their_program() -> None:
                 )
             )
             await client.answers(10)
-            first, *others = [request.outlook for request in built.core.requests]
+            first, *others = [request.progress for request in built.core.requests]
             assert first == ProgramProgress(4, 1, True)
-            assert max(outlook.num_generations for outlook in others if outlook) == 3
-            assert sorted(outlook.width for outlook in others if outlook) == [1, 3, 3, 3]
+            assert max(progress.num_generations for progress in others if progress) == 3
+            assert sorted(progress.width for progress in others if progress) == [1, 3, 3, 3]
             await client.send(Open(9, 9), Append(9, 0, [Text("piece by piece"), GEN]))
             await client.answers(2)
-            assert built.core.requests[-1].outlook == ProgramProgress(0, 1, False)
+            assert built.core.requests[-1].progress == ProgramProgress(0, 1, False)
 
     run(main())
 
@@ -126,14 +126,14 @@ def test_a_complete_program_pins_no_prefix_that_it_will_not_reuse() -> None:
             await client.send(Play([Open(1, 1), Append(1, 0, [Text("Hello"), GEN, Text("more"), GEN])], complete=True))
             await client.answers(4)
             first, last = built.core.requests
-            assert [claim.state for claim in first.claims] == [1]
-            assert last.claims == []
+            assert [pin.state for pin in first.soft_pins] == [1]
+            assert last.soft_pins == []
             await answered(built)
             assert [(ended.program, ended.states) for ended in built.core.ended] == [(last.program, [1])]
             # It goes on after all: from here on it is as one said piece by piece.
             await client.send(Append(1, 4, [Text("again"), GEN]))
             await client.answers(2)
-            assert [claim.state for claim in built.core.requests[-1].claims] == [1]
+            assert [pin.state for pin in built.core.requests[-1].soft_pins] == [1]
 
     run(main())
 

@@ -30,7 +30,7 @@ def test_a_state_pins_all_its_tokens_after_each_generation() -> None:
             client = built.client()
             await client.open(1)
             await client.play(1, Text("One"), Gen(sampling=GREEDY), Text(" two"), Gen(sampling=GREEDY))
-            assert [request.claims for request in built.core.requests] == [[SoftPin(1)], [SoftPin(1)]]
+            assert [request.soft_pins for request in built.core.requests] == [[SoftPin(1)], [SoftPin(1)]]
 
     run(main())
 
@@ -41,7 +41,7 @@ def test_only_the_first_of_several_samples_is_pinned() -> None:
             client = built.client()
             await client.open(1)
             await client.play(1, Text("One"), Gen(sampling=SamplingParams(seed=1, max_new_tokens=4), n=3))
-            assert [request.claims for request in built.core.requests] == [[SoftPin(1)], [], []]
+            assert [request.soft_pins for request in built.core.requests] == [[SoftPin(1)], [], []]
 
     run(main())
 
@@ -53,7 +53,7 @@ def test_a_fork_that_generates_first_pins_its_parents_prefix() -> None:
             await client.open(1)
             await client.play(1, Text(PREFIX), Fork(children=(2, 3)))
             await client.play(2, Text(" Mine."), Gen(sampling=GREEDY))
-            own, parents = sorted(last(built).claims, key=lambda claim: claim.num_tokens is not None)
+            own, parents = sorted(last(built).soft_pins, key=lambda pin: pin.num_tokens is not None)
             assert own == SoftPin(2)
             assert parents == SoftPin(1, prefix_length())
             # The parent goes on with these very tokens.
@@ -61,9 +61,9 @@ def test_a_fork_that_generates_first_pins_its_parents_prefix() -> None:
             assert last(built).tokens == built.core.requests[0].tokens[: prefix_length()]
             # Said once, and for itself from now on.
             await client.play(2, Text(" More."), Gen(sampling=GREEDY))
-            assert last(built).claims == [SoftPin(2)]
+            assert last(built).soft_pins == [SoftPin(2)]
             await client.play(3, Text(" Also."), Gen(sampling=GREEDY))
-            assert last(built).claims == [SoftPin(3)]
+            assert last(built).soft_pins == [SoftPin(3)]
 
     run(main())
 
@@ -76,10 +76,10 @@ def test_forks_of_forks_pin_for_every_ancestor_that_has_not_moved_on() -> None:
             await client.play(1, Text(PREFIX), Fork(children=(2,)))
             await client.play(2, Text(" Middle words."), Fork(children=(3,)))
             await client.play(3, Text(" End."), Gen(sampling=GREEDY))
-            claims = {claim.state: claim.num_tokens for claim in last(built).claims}
-            assert claims[1] == prefix_length()
+            soft_pins = {pin.state: pin.num_tokens for pin in last(built).soft_pins}
+            assert soft_pins[1] == prefix_length()
             middle = length(PREFIX + " Middle words.")
-            assert claims == {1: prefix_length(), 2: middle, 3: None}
+            assert soft_pins == {1: prefix_length(), 2: middle, 3: None}
 
     run(main())
 
@@ -92,12 +92,12 @@ def test_an_ancestor_that_is_closed_or_has_moved_on_is_not_pinned() -> None:
             await client.play(1, Text(PREFIX), Fork(children=(2, 3)))
             await client.play(1, Text(" Something new."))
             await client.play(2, Gen(sampling=GREEDY))
-            assert last(built).claims == [SoftPin(2)]
+            assert last(built).soft_pins == [SoftPin(2)]
             await client.open(4)
             await client.play(4, Text(PREFIX), Fork(children=(5,)))
             await client.send(Close([4]))
             await client.play(5, Gen(sampling=GREEDY))
-            assert last(built).claims == [SoftPin(5)]
+            assert last(built).soft_pins == [SoftPin(5)]
 
     run(main())
 
@@ -110,8 +110,8 @@ def test_a_select_pins_the_text_before_the_choices() -> None:
             await client.play(1, Text("Yes or no?"), Select(choices=(" yes", " no")))
             first, second = built.core.requests
             shared = length("Yes or no?")
-            assert first.claims == [SoftPin(1, shared)]
-            assert second.claims == []
+            assert first.soft_pins == [SoftPin(1, shared)]
+            assert second.soft_pins == []
 
     run(main())
 

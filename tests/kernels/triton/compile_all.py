@@ -19,7 +19,7 @@ from ramiform.kernels.triton.variants import KernelShapes, variants
 sys.path.insert(0, __file__.rpartition("/")[0])
 from compiling import compile_launch
 
-LLAMA_8B = KernelShapes(32, 8, 128, 4096, 128256, gated_size=14336)
+LLAMA_8B = KernelShapes(32, 8, 128, 4096, 128256, 16, gated_size=14336)
 MODELS = {
     "llama-8b": LLAMA_8B,
     "llama-8b-lora": replace(LLAMA_8B, adapter_rank=16),
@@ -29,12 +29,12 @@ MODELS = {
     "llama-8b-e5m2-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e5m2),
     "llama-8b-tp8": replace(LLAMA_8B, num_heads=4, num_kv_heads=1, gated_size=1792),
     "llama-8b-deterministic": replace(LLAMA_8B, deterministic=True),
-    "llama-70b-fp8-kv-tp4": KernelShapes(16, 2, 128, 8192, 128256, kv_dtype=torch.float8_e4m3fn, gated_size=7168),
-    "qwen2.5-0.5b": KernelShapes(14, 2, 64, 896, 151936, gated_size=4864),
-    "gemma-2-9b": KernelShapes(16, 8, 256, 3584, 256000, windows=(None, 4096), soft_cap=50.0),
-    "gemma-2-9b-fp8-kv": KernelShapes(16, 8, 256, 3584, 256000, kv_dtype=torch.float8_e4m3fn, soft_cap=50.0),
+    "llama-70b-fp8-kv-tp4": KernelShapes(16, 2, 128, 8192, 128256, 16, kv_dtype=torch.float8_e4m3fn, gated_size=7168),
+    "qwen2.5-0.5b": KernelShapes(14, 2, 64, 896, 151936, 16, gated_size=4864),
+    "gemma-2-9b": KernelShapes(16, 8, 256, 3584, 256000, 16, windows=(None, 4096), soft_cap=50.0),
+    "gemma-2-9b-fp8-kv": KernelShapes(16, 8, 256, 3584, 256000, 16, kv_dtype=torch.float8_e4m3fn, soft_cap=50.0),
     "qwen3-30b-a3b": KernelShapes(
-        32, 4, 128, 2048, 151936, qk_norm=True, num_experts=128, num_chosen=8, expert_size=768
+        32, 4, 128, 2048, 151936, 16, qk_norm=True, num_experts=128, num_chosen=8, expert_size=768
     ),
     "gpt-oss-20b": KernelShapes(
         64,
@@ -42,6 +42,7 @@ MODELS = {
         64,
         2880,
         201088,
+        16,
         windows=(None, 128),
         sinks=True,
         num_experts=32,
@@ -64,7 +65,7 @@ MODELS = {
     "llama-8b-latents-tp8": replace(LLAMA_8B, num_heads=16, num_kv_heads=1, head_dim=576, latent_rank=512),
     "llama-8b-delta-nets": replace(LLAMA_8B, state_size=(32, 128, 128), delta_rule=True),  # of Qwen3-Next
     "llama-8b-mamba2": replace(LLAMA_8B, state_size=(128, 128, 64)),
-    "mixtral-8x7b": KernelShapes(32, 8, 128, 4096, 32000, num_experts=8, num_chosen=2, expert_size=14336),
+    "mixtral-8x7b": KernelShapes(32, 8, 128, 4096, 32000, 16, num_experts=8, num_chosen=2, expert_size=14336),
 }
 
 

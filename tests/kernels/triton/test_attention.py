@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ramiform.kernels.kv_cache import KvCache
-from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.attention.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.attention.paged_rows import PagedRows
+from ramiform.kernels.triton.attention.split_attention import split_attention
+from ramiform.kernels.triton.attention.splits import Splits, fixed_splits, make_splits, num_seen
 from ramiform.kernels.triton.launch_configs import chunk_tile
-from ramiform.kernels.triton.paged_rows import PagedRows
-from ramiform.kernels.triton.split_attention import split_attention
-from ramiform.kernels.triton.splits import Splits, fixed_splits, make_splits, num_seen
 
 PAGE_SIZE = 16
 QUANTISED = (torch.int8, torch.float8_e4m3fn)

@@ -21,12 +21,12 @@ from ramiform.kernels.reference.attention import rotated_queries
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.reference.quantise import E5M2
 from ramiform.kernels.triton import store
-from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.attention.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.attention.paged_attention import step_attention
+from ramiform.kernels.triton.attention.paged_rows import PagedRows
+from ramiform.kernels.triton.attention.split_attention import split_attention
+from ramiform.kernels.triton.attention.splits import make_splits
 from ramiform.kernels.triton.launch_configs import chunk_tile
-from ramiform.kernels.triton.paged_attention import step_attention
-from ramiform.kernels.triton.paged_rows import PagedRows
-from ramiform.kernels.triton.split_attention import split_attention
-from ramiform.kernels.triton.splits import make_splits
 
 PAGE_SIZE = 16
 H, K, D = 6, 2, 32

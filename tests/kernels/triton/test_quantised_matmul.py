@@ -14,8 +14,8 @@ from ramiform.kernels.triton import launch_configs, quantised_matmul
 from ramiform.kernels.triton.ops import TritonOps
 from ramiform.kernels.triton.quantised_matmul import Codes, dequantise, matmul, pack_groups, quantise_rows
 from ramiform.runtime.engine.compile_kernels import _quantised_layers
+from ramiform.runtime.models.experts.mixture import make_experts
 from ramiform.runtime.models.fixed_rows import FixedRowsLinear
-from ramiform.runtime.models.mixture import make_experts
 from ramiform.runtime.models.quantised import blockwise, eight_bit, int4, mxfp4
 from ramiform.runtime.models.quantised.factory import make_linear
 from ramiform.runtime.models.quantised.rounding import fp8_rows, int8_rows

@@ -15,7 +15,8 @@ from triton.runtime.interpreter import InterpreterBuilder
 from ramiform.kernels import AttentionArgs, DecodeAttentionArgs, KvCache, RowSpan, attention_groups
 from ramiform.kernels.arguments import SharedKeys
 from ramiform.kernels.reference.ops import ReferenceOps
-from ramiform.kernels.triton import launch_configs, paged_attention
+from ramiform.kernels.triton import launch_configs
+from ramiform.kernels.triton.attention import paged_attention
 from ramiform.kernels.triton.ops import TritonOps
 from ramiform.tests.kernels.test_deterministic_attention import check_paths, siblings
 

@@ -21,7 +21,7 @@ H, K, D, V = 8, 2, 64, 1000
 draw = random.Random(int(sys.argv[1]))
 ops = TritonOps()
 for window in (None, 100):
-    shapes = KernelShapes(H, K, D, 512, V, windows=(window,), num_experts=8, num_chosen=2, expert_size=64)
+    shapes = KernelShapes(H, K, D, 512, V, 16, windows=(window,), num_experts=8, num_chosen=2, expert_size=64)
     known = {launch.key for launch in variants(shapes)}
     kv = KvCache(*torch.empty(2, 64 * 16, K, D, dtype=torch.bfloat16))
     with launching.recorded() as launches:

@@ -28,15 +28,15 @@ _ADDRESS = re.compile(r"ipc://\S+|tcp://([^\s:*]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]
 class DrainApi:
     """Drains all frontends. Until it is stopped, a drained replica answers whoever still asks; `/health` says 503."""
 
-    def __init__(self, core: CoreClient, siblings: FrontendPeers, sessions: SessionStore, seconds: float) -> None:
+    def __init__(self, core: CoreClient, peers: FrontendPeers, sessions: SessionStore, seconds: float) -> None:
         """`seconds` is how long running and waiting requests may take."""
         self._core = core
-        self._siblings = siblings
+        self._peers = peers
         self._sessions = sessions
         self._seconds = seconds
-        siblings.on("drain", self._asked)
-        siblings.on("save_sessions", self._asked_to_save)
-        siblings.on("move_programs", self._asked_to_move)
+        peers.on("drain", self._asked)
+        peers.on("save_sessions", self._asked_to_save)
+        peers.on("move_programs", self._asked_to_move)
         core.on_sessions = self._sessions.restore
 
     @property
@@ -70,7 +70,7 @@ class DrainApi:
         try:
             moved = await cancel_on_disconnect(request, self._move(to))
             self._core.on_move_programs(programs_to)
-            await self._siblings.ask("move_programs", programs_to, bool)
+            await self._peers.ask("move_programs", programs_to, bool)
             return json_response(moved)
         except BaseException:
             await self._set_draining(False)
@@ -83,14 +83,14 @@ class DrainApi:
             await asyncio.sleep(POLL_INTERVAL)
             stats = await self._core.stats()
         sessions = self._sessions.save()
-        for saved in await self._siblings.ask("save_sessions", None, str):
+        for saved in await self._peers.ask("save_sessions", None, str):
             sessions += saved_state.restore(base64.b64decode(saved))
         moved = await self._core.move_prefixes(to, saved_state.save(sessions) if sessions else None)
         return {**msgspec.structs.asdict(moved), "num_sessions": len(sessions)}
 
     async def _set_draining(self, is_draining: bool) -> None:
         self._core.is_draining = is_draining
-        await self._siblings.ask("drain", "on" if is_draining else None, bool)
+        await self._peers.ask("drain", "on" if is_draining else None, bool)
 
     async def _asked(self, about: str | None) -> bool:
         self._core.is_draining = about is not None

@@ -131,12 +131,12 @@ class SessionTurn:
 class NativeApi:
     """Runs native requests, and indexes their samples by the clients' ids for aborts."""
 
-    def __init__(self, generator: Generator, siblings: FrontendPeers, sessions: SessionStore | None = None) -> None:
+    def __init__(self, generator: Generator, peers: FrontendPeers, sessions: SessionStore | None = None) -> None:
         """`sessions` are needed for `session_params`."""
         self._generator = generator
         self._sessions = sessions
-        self._siblings = siblings
-        siblings.on("abort", self._abort_here)
+        self._peers = peers
+        peers.on("abort", self._abort_here)
 
     @property
     def router(self) -> APIRouter:
@@ -172,7 +172,7 @@ class NativeApi:
         tenant = current_tenant.get()
         about = None if body.abort_all else json.dumps([body.rid or "", tenant.key, tenant.is_admin])
         await self._abort_here(about)
-        await self._siblings.ask("abort", about, bool)
+        await self._peers.ask("abort", about, bool)
         return Response(status_code=200)
 
     async def _abort_here(self, about: str | None) -> bool:

@@ -224,9 +224,9 @@ def _buckets(values: Histogram) -> list[tuple[str, float]]:
 class MetricsApi:
     """Route for Prometheus."""
 
-    def __init__(self, core: CoreClient, siblings: FrontendPeers) -> None:
+    def __init__(self, core: CoreClient, peers: FrontendPeers) -> None:
         self._core = core
-        self._siblings = siblings
+        self._peers = peers
 
     @property
     def router(self) -> APIRouter:
@@ -243,4 +243,4 @@ class MetricsApi:
             core = info, *await self._core.measures()
         except RuntimeFailed:
             core = None
-        return Response(exposition(await self._siblings.total(), core), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(await self._peers.total(), core), media_type=CONTENT_TYPE_LATEST)

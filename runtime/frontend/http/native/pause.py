@@ -30,9 +30,9 @@ class PauseBody(Body):
 class PauseApi:
     """Pauses and resumes generation of all frontends. While it is paused, requests arrive and wait."""
 
-    def __init__(self, core: CoreClient, siblings: FrontendPeers) -> None:
+    def __init__(self, core: CoreClient, peers: FrontendPeers) -> None:
         self._core = core
-        self._siblings = siblings
+        self._peers = peers
 
     @property
     def router(self) -> APIRouter:
@@ -93,7 +93,7 @@ class PauseApi:
         await self._core.pause("waiting" if mode == "wait" else "all")
         if mode == "abort":
             self._core.abort(None)
-            await self._siblings.ask("abort", None, bool)
+            await self._peers.ask("abort", None, bool)
         while mode == "wait" and (await self._core.stats()).num_running:
             await asyncio.sleep(POLL_INTERVAL)
         if clear_cache:

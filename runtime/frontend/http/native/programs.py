@@ -115,10 +115,10 @@ class CloseBody(Body):
 class ProgramsApi:
     """Routes of programs. A running program is known by its API key and the client's `rid`."""
 
-    def __init__(self, generator: Generator, siblings: FrontendPeers) -> None:
+    def __init__(self, generator: Generator, peers: FrontendPeers) -> None:
         self._generator = generator
-        self._siblings = siblings
-        siblings.on("close_states", self._close_asked)
+        self._peers = peers
+        peers.on("close_states", self._close_asked)
         self._running: dict[tuple[str | None, str], ProgramPlay] = {}
         self._runs = RecordedRuns()
 
@@ -162,7 +162,7 @@ class ProgramsApi:
         key = request.scope[SCOPE_API_KEY]
         if not await self._close_here(key, body.rid, body.states):
             about = json.dumps([key, body.rid, body.states])
-            await self._siblings.ask("close_states", about, bool)
+            await self._peers.ask("close_states", about, bool)
         return Response(status_code=200)
 
     async def _close_asked(self, about: str | None) -> bool:

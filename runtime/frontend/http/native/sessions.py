@@ -147,14 +147,14 @@ class SessionStore:
     """Sessions of this frontend, and access to those of the others."""
 
     def __init__(
-        self, siblings: FrontendPeers, named: ClientSessions, clock: Callable[[], float] = time.monotonic
+        self, peers: FrontendPeers, named: ClientSessions, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`named` are the sessions that requests of all routes name, which `close` ends too."""
-        self._siblings = siblings
+        self._peers = peers
         self._named = named
         self._clock = clock
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # used last at the end
-        siblings.on("session", self._asked)
+        peers.on("session", self._asked)
 
     async def open(self, key: str | None, session_id: str | None) -> str:
         """Open a session and return its id. Raises RequestError if the id is in use."""
@@ -190,7 +190,7 @@ class SessionStore:
         """Act on a session here, or where it lives; None if there is none."""
         if (answer := self._do_here(action, key, session_id, value)) is not None:
             return answer
-        answers: list[Any] = await self._siblings.ask("session", json.dumps([action, key, session_id, value]), object)
+        answers: list[Any] = await self._peers.ask("session", json.dumps([action, key, session_id, value]), object)
         return next(iter(answers), None)
 
     async def _asked(self, about: str | None) -> Any:

@@ -33,11 +33,11 @@ logger = logging.getLogger("ramiform.frontend")
 class ResponsesApi:
     """Routes of stored responses."""
 
-    def __init__(self, service: ChatService, siblings: FrontendPeers) -> None:
+    def __init__(self, service: ChatService, peers: FrontendPeers) -> None:
         self._core = service.generator.core
         self._responses = ResponseService(service)
         self._store = self._responses.store
-        self._shared = SharedResponseStore(self._store, siblings)
+        self._shared = SharedResponseStore(self._store, peers)
         self._compactor = Compactor(service, self._responses)
 
     @property

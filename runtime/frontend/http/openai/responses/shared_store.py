@@ -14,12 +14,12 @@ from .store import ResponseStore, StoredResponse
 class SharedResponseStore:
     """The local store, with access to those of the other frontends."""
 
-    def __init__(self, store: ResponseStore, siblings: FrontendPeers) -> None:
+    def __init__(self, store: ResponseStore, peers: FrontendPeers) -> None:
         self._store = store
-        self._siblings = siblings
-        siblings.on("find_response", self._describe)
-        siblings.on("remove_response", self._remove)
-        siblings.on("cancel_response", self._cancel)
+        self._peers = peers
+        peers.on("find_response", self._describe)
+        peers.on("remove_response", self._remove)
+        peers.on("cancel_response", self._cancel)
 
     async def find(self, response_id: str) -> StoredResponse | None:
         """Return the response in its current state; a copy when another frontend owns it."""
@@ -27,7 +27,7 @@ class SharedResponseStore:
         entry = self._store.get(response_id, owner)
         if entry is not None:
             return entry
-        for answer in await self._siblings.ask("find_response", _question(response_id), dict):
+        for answer in await self._peers.ask("find_response", _question(response_id), dict):
             history = StoredResponse({"id": "", "output": []}, answer["history"])
             previous = history if answer["history"] else None
             return StoredResponse(answer["response"], answer["input"], previous, owner)
@@ -45,13 +45,13 @@ class SharedResponseStore:
         """Delete the response on every frontend, and end it if it still runs."""
         question = _question(response_id)
         await self._remove(question)
-        await self._siblings.ask("remove_response", question, bool)
+        await self._peers.ask("remove_response", question, bool)
 
     async def cancel(self, response_id: str) -> None:
         """End a background response, on whichever frontend it runs."""
         question = _question(response_id)
         await self._cancel(question)
-        await self._siblings.ask("cancel_response", question, bool)
+        await self._peers.ask("cancel_response", question, bool)
 
     async def _describe(self, question: str | None) -> dict[str, Any] | None:
         entry = self._asked_for(question)

@@ -1,0 +1,1 @@
+"""Objects: their goals, and the states that read their names and members."""

@@ -1,0 +1,1 @@
+"""Strings: parts of formulas, automata of their contents, and the states that read them."""

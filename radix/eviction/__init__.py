@@ -1,0 +1,1 @@
+"""Eviction: the strategies, and the heap of leaves in their order."""

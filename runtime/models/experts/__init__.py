@@ -1,0 +1,1 @@
+"""Mixtures of experts: their configuration, layers and router."""

@@ -1,0 +1,1 @@
+"""Rotary embeddings: their configuration and angles."""

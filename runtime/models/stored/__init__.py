@@ -1,0 +1,1 @@
+"""What checkpoints store: names and layouts of tensors, safetensors files, scales of keys and values."""

@@ -1,0 +1,94 @@
+"""Scales of quantised keys and values, by layer and head, and reading them from a checkpoint.
+
+Legend: L layers, K key/value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ....kernels import QUANTISED_MAX
+from ..config import ModelConfig
+from ..errors import CheckpointError
+from ..gguf.file import is_gguf
+from .layout import parse_kv_scale_name, renaming
+from .weights import weight_files
+
+
+@dataclass(frozen=True)
+class KvScales:
+    """Scales in float32, positive: a stored code times its head's scale is the value.
+
+    Four-bit keys have scales by channel, powers of two, [L, K, D]; each four-bit value has one of its own in the cache.
+    """
+
+    k_LK: torch.Tensor
+    v_LK: torch.Tensor | None
+
+    def layers(self, part: range) -> KvScales:
+        """Return the scales of some layers."""
+        own = slice(part.start, part.stop)
+        return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
+
+    def of(self, layers: Sequence[int]) -> KvScales:
+        """Return the scales of the layers at these places."""
+        own = list(layers)
+        return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
+
+    def heads(self, part: slice) -> KvScales:
+        """Return the scales of some heads."""
+        return KvScales(self.k_LK[:, part], None if self.v_LK is None else self.v_LK[:, part])
+
+    def to(self, device: torch.device) -> KvScales:
+        return KvScales(self.k_LK.to(device), None if self.v_LK is None else self.v_LK.to(device))
+
+
+def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
+    """Read the KV scales of the checkpoint at `path` for codes of `dtype`; None when it has none, as GGUF files never
+    do.
+
+    Stored scales are for e4m3; for int8 they are stretched to the same range of values. Raises CheckpointError when
+    only some layers have scales, or a scale has another size, is not finite or not positive.
+    """
+    if is_gguf(path):
+        return None
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    rename = renaming(config.stored)
+    for file in weight_files(path):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    if (known := parse_kv_scale_name(rename(name))) is not None:
+                        scale_K = _scale(file, name, tensors.get_tensor(name), config.num_kv_heads)
+                        found |= {(which, known[1]): scale_K for which in known[0]}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(file, f"corrupt or truncated: {error}") from None
+    if not found:
+        return None
+    stretched = QUANTISED_MAX[torch.float8_e4m3fn] / QUANTISED_MAX[dtype]
+    k_LK, v_LK = (_stack_layers(path, found, which, config.num_layers) for which in "kv")
+    return KvScales(k_LK * stretched, v_LK * stretched)
+
+
+def _scale(file: Path, name: str, tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Check a stored scale and expand it to [K]."""
+    if tensor.numel() not in (1, num_heads):
+        raise CheckpointError(
+            file, f"the tensor {name} has shape {tuple(tensor.shape)}: a scale is one number, or one for each KV head"
+        )
+    scale = tensor.float().flatten()
+    if not (scale.isfinite() & (scale > 0)).all():
+        raise CheckpointError(file, f"the tensor {name} holds an invalid scale: {scale.tolist()}")
+    return scale.expand(num_heads)
+
+
+def _stack_layers(path: Path, found: dict[tuple[str, int], torch.Tensor], which: str, num_layers: int) -> torch.Tensor:
+    missing = [layer for layer in range(num_layers) if (which, layer) not in found]
+    if missing:
+        raise CheckpointError(path, f"has scales for quantised KV, but not {which}_scale of layer {missing[0]}")
+    return torch.stack([found[which, layer] for layer in range(num_layers)])

@@ -1,0 +1,279 @@
+"""Chooses the requests whose drafts a step verifies, how many tokens of each, and for whom the engine drafts next.
+
+Draft tokens have the lowest rank in a step: they use tokens and pages that nothing else needs, and retract no request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ..batch import Batch, ScheduledRequest
+from ..counters import SpeculationCounters
+from ..plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
+from ..request import Request
+from .lookahead import Lookahead
+from .ngram import NgramIndex
+from .prepared_draft import prepare_draft
+from .speculation_policy import MAX_JUDGED_PROMPT, SpeculationPolicy, StepWork
+from .tree import DraftTree
+
+BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
+DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
+FEATURE_WINDOW = 16  # steps followed without a gap after which a head drafts as well as after all
+MIN_DRAFT_TEMPERATURE = 0.3  # heads are calibrated for 1: ranked much colder, second choices are noise
+MAX_LOOKUP_INTERVAL = 8  # output tokens; lookups that are of no use are made ever more rarely
+UNFOLLOWED_INTERVAL = 8  # one in this many steps of plain decoding is timed: timing all would slow a small model
+
+
+class Drafting:
+    """Speculation for one scheduler. Call `propose` before a step's tokens are split, then `add_drafts`, then
+    `draft_spec`."""
+
+    def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
+        """With `at_once`, tokens are dropped from drafts for which a grammar would have to compute new states."""
+        self._source = config.speculative or "off"
+        self.is_on = self._source != "off"  # there is a draft source, open or not
+        self._in_engine = self._source in SOURCES_ON_DEVICE  # which draft for the next step
+        self._steps = config.speculative_num_steps
+        self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
+        self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
+        self._adaptive = config.speculative_adaptive
+        self._vocab_size = vocab_size
+        self._at_once = at_once
+        self._policy = SpeculationPolicy()
+        self._suffixes = None
+        if self._source == "suffix":
+            from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
+
+            self._suffixes = SuffixDrafts()
+        self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
+        self._verified_drafts: dict[str, DraftTree] = {}
+        self._depths: dict[str, int] = {}  # rid -> depth of the next draft
+        self._new_depth = 0  # for requests whose prompts are computed in this step
+        self._plain_step_due = False  # this step is to be a plain one, to time it
+        self._held_back = False  # the step could have been planned ahead without speculation
+        self._awaits_features = False  # no running request has the features that the source needs
+        self._last_start = 0  # last step, by `_num_steps`, in which a request started
+        self._drafted_last_step = False  # so that there may be something to verify
+        self._num_steps = 0
+        self._num_untimed = 0  # steps of plain decoding since the last one that was timed
+        self._last_closed = -FEATURE_WINDOW  # last step, by `_num_steps`, without the source
+        self.closed = self._source == "off"  # no drafts, and the source does not follow
+        self.counts = SpeculationCounters()
+
+    def can_plan_ahead(self, batch: Batch) -> bool:
+        """True if a step can be planned while one without drafts is in flight: it verifies none."""
+        if self._source == "off" or (self._adaptive and not self._policy.may_guess(max(1, len(batch)))):
+            return True
+        self._held_back = True
+        return False
+
+    def note_started(self, request: Request) -> None:
+        """Record that the request starts, perhaps again, in the step that `propose` was called for."""
+        request.first_step = self._last_start = self._num_steps
+
+    def note_ended(self, request: Request) -> None:
+        """Record that the request ended: its output may serve others."""
+        if self._suffixes is not None:
+            self._suffixes.end(request.rid, request.tokens, request.num_prompt, request.message.namespace)
+
+    def flush(self) -> None:
+        """Forget the outputs of requests that ended."""
+        if self._suffixes is not None:
+            self._suffixes.flush()
+
+    def source_follows(self, rows: Sequence[Row]) -> bool:
+        """True if the engine's draft source follows the step with these rows.
+
+        Plain decoding is measured without the source, on steps after which the source lacks next to nothing.
+        """
+        if self.closed or (self._awaits_features and self._last_start < self._num_steps):
+            self._last_closed = self._num_steps
+            return False
+        return not self._plain_step_due or any(len(row.tokens) > 1 for row in rows)
+
+    def propose(self, batch: Batch, budget: int) -> int:
+        """Choose the drafts to verify. Returns the number of tokens to reserve for them."""
+        if self._source == "off":
+            return 0
+        self._num_steps += 1
+        num_rows = max(1, len(batch))
+        if self._adaptive:
+            pending = self._drafted_last_step and any(request.draft is not None for request in batch)
+            self.closed = not pending and not self._policy.is_open(num_rows)
+            self._plain_step_due = not self.closed and not pending and not self._policy.may_guess(num_rows)
+        self._depths, self._new_depth = {}, 0
+        self._proposals.clear()
+        self._verified_drafts.clear()
+        self._awaits_features = False
+        if self.closed or self._plain_step_due:
+            return 0
+        # Forced text leaves more than one token to compute; a draft may follow them too.
+        decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
+        self._awaits_features = bool(decoding) and not any(map(self._is_worth_following, decoding))
+        if self._awaits_features:
+            return 0
+        limit = max(0, budget - len(decoding)) // BUDGET_DIVISOR
+        trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
+        counts = self._num_to_verify([request for request, _ in trees], [tree for _, tree in trees], num_rows, limit)
+        for (request, tree), count in zip(trees, counts, strict=True):
+            if count:
+                self._proposals[request.rid] = tree, count
+        if self._in_engine:
+            self._choose_depths(decoding, num_rows)
+        return sum(count for _, count in self._proposals.values())
+
+    def add_drafts(self, scheduled: list[ScheduledRequest], batch: Batch) -> list[ScheduledRequest]:
+        """Add the proposed drafts to the shares that decode, as far as there is room."""
+        return scheduled if not self._proposals else [self._add_draft(item, batch) for item in scheduled]
+
+    def draft_spec(self, item: ScheduledRequest) -> DraftSpec | None:
+        """The tree that the engine should draft for the request's next step, or None."""
+        request = item.request
+        if request.num_output > 0:
+            depth = self._depths.get(request.rid, 0)
+        else:  # longer prompts are drafted for one step later
+            depth = self._new_depth if item.num_tokens <= MAX_JUDGED_PROMPT or not self._adaptive else 0
+        will_have_more = request.end - len(request.tokens) >= 3  # so that a draft can save a step
+        if not depth or not will_have_more or not self._is_known(request):
+            return None
+        temperature = max(MIN_DRAFT_TEMPERATURE, request.message.sampling.temperature)
+        # A greedy request whose draft fits one chain gets a chain, which is cheaper to grow.
+        fits_chain = self._adaptive and request.message.sampling.greedy and self._max_draft_tokens <= self._steps
+        top_k = 1 if fits_chain else self._top_k
+        num_tokens = min(self._max_draft_tokens, depth) if top_k == 1 else self._max_draft_tokens
+        return DraftSpec(depth, top_k, num_tokens, temperature)
+
+    def observe(self, request: Request, row: Row, result: RowResult) -> None:
+        """Record what was accepted of a row's draft, and keep the next draft."""
+        request.draft = _remaining_draft(result.draft, request, row, result)
+        if row.parents is not None:
+            num_right = len(result.tokens) - 1
+            if request.lookahead is not None and result.after_nodes:
+                draft_tokens = row.tokens[row.num_committed :]
+                num_new = len(result.tokens)
+                request.lookahead.observe(request.tokens, num_new, draft_tokens, row.parents, result.after_nodes)
+            if num_right:
+                request.next_lookup, request.lookup_interval = 0, 1
+            self.counts.observe(len(row.parents), num_right)
+            draft = self._verified_drafts[row.rid]
+            expected = sum(math.exp(min(0.0, score)) for score in draft.scores)
+            self._policy.observe_accepted(request.acceptance, expected, max(draft.depths), num_right)
+
+    def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
+        """Record a step's work and time."""
+        if not self._adaptive or self._source == "off":
+            return
+        if not plan.followed:
+            self._drafted_last_step = False
+            self._num_untimed += 1
+            if self._num_untimed < UNFOLLOWED_INTERVAL and self._policy.is_measured(len(plan.rows)):
+                return
+        drafts = any(row.draft is not None for row in plan.rows)
+        self._policy.observe_step(self._work(plan, result, drafts=drafts), result.seconds, 1 + self._num_untimed)
+        self._num_untimed = 0
+        self._drafted_last_step, self._held_back = drafts, False
+
+    def _work(self, plan: ForwardPlan, result: ForwardResult, *, drafts: bool) -> StepWork:
+        sampled = [row for row in plan.rows if row.sample is not None]
+        num_guesses = sum(len(row.parents or ()) for row in sampled)
+        num_prompt = plan.num_tokens - num_guesses - len(sampled)
+        followed = plan.followed and self._in_engine and not num_prompt
+        return StepWork(
+            num_rows=len(sampled),
+            num_prompt=num_prompt,
+            num_guesses=num_guesses,
+            num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
+            context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
+            speculated=bool(num_guesses) or drafts or followed or (plan.followed and self._held_back),
+        )
+
+    def _tree(self, request: Request) -> DraftTree | None:
+        if self._in_engine:
+            return request.draft
+        if self._source == "lookahead":
+            if request.lookahead is None:
+                request.lookahead = Lookahead(request.tokens, steps=self._steps, num_tokens=self._max_draft_tokens)
+            return request.lookahead.propose(request.tokens, top_k=self._top_k, num_tokens=self._max_draft_tokens)
+        if self._adaptive:
+            if request.num_output < request.next_lookup:
+                return None
+            request.next_lookup = request.num_output + request.lookup_interval
+            request.lookup_interval = min(MAX_LOOKUP_INTERVAL, 2 * request.lookup_interval)
+        bounds = {"steps": self._steps, "top_k": self._top_k, "num_tokens": self._max_draft_tokens}
+        if self._suffixes is not None:
+            message = request.message
+            return self._suffixes.propose(request.rid, request.tokens, request.num_prompt, message.namespace, **bounds)
+        if request.ngrams is None:
+            request.ngrams = NgramIndex()
+        return request.ngrams.propose(request.tokens, **bounds)
+
+    def _num_to_verify(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
+    ) -> list[int]:
+        if self._adaptive and self._source != "lookahead":  # whose window is of use later
+            probabilities = [
+                [self._policy.probability(request.acceptance, score) for score in tree.scores]
+                for request, tree in zip(requests, trees, strict=True)
+            ]
+            return self._policy.num_to_verify(num_rows, probabilities, limit, drafted=self._in_engine)
+        counts = []
+        for tree in trees:
+            counts.append(min(len(tree), limit))
+            limit -= counts[-1]
+        return counts
+
+    def _choose_depths(self, decoding: Sequence[Request], num_rows: int) -> None:
+        """Choose the depths of the engine's next drafts."""
+        if not self._adaptive:
+            self._depths, self._new_depth = (
+                dict.fromkeys((request.rid for request in decoding), self._steps),
+                self._steps,
+            )
+            return
+        known = [request for request in decoding if self._is_known(request)]
+        if not self._policy.may_guess(num_rows) or (decoding and not known):
+            return  # the source follows, and knows them after FEATURE_WINDOW steps
+        rates = [request.acceptance for request in known] or [self._policy.overall]
+        depths = self._policy.depths(num_rows, rates, self._steps)
+        self._depths = {request.rid: depth for request, depth in zip(known, depths, strict=False) if depth}
+        self._new_depth = max(depths) if self._policy.may_draft_new else 0
+
+    def _is_known(self, request: Request) -> bool:
+        """True if the source knows the request well enough to draft. A head lacks the features of steps that it did not
+        follow; a smaller model catches up by itself."""
+        first = max(request.first_step, self._num_steps - FEATURE_WINDOW)
+        return self._source not in ("eagle", "mtp") or first > self._last_closed
+
+    def _is_worth_following(self, request: Request) -> bool:
+        """True if the source knows the request, or following it may pay. The output so far predicts what is still to
+        come."""
+        return not self._adaptive or self._is_known(request) or request.num_output >= 4 * FEATURE_WINDOW
+
+    def _add_draft(self, item: ScheduledRequest, batch: Batch) -> ScheduledRequest:
+        proposed = self._proposals.get(item.request.rid)
+        if proposed is None or not item.samples:
+            return item
+        tree, count = proposed
+        room = min(count, batch.num_free_slots(item))
+        if room <= 0:
+            return item
+        prepared = prepare_draft(
+            item.request, tree, num_tokens=room, vocab_size=self._vocab_size, at_once=self._at_once
+        )
+        if prepared is None:
+            return item
+        self._verified_drafts[item.request.rid] = prepared.tree
+        return batch.add_draft(item, prepared)
+
+
+def _remaining_draft(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
+    """The part of the draft that follows the request's current tokens; forced tokens may have come
+    or replaced others."""
+    start = row.first_position + row.num_committed
+    end = start + len(result.tokens)
+    if draft is None or request.tokens[start:end] != result.tokens:
+        return None
+    return draft.after(request.tokens[end:])

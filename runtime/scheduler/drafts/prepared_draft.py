@@ -1,0 +1,94 @@
+"""Prepares a draft tree for verification: drops tokens that cannot be sampled, and adds a mask and a draw to each node.
+
+Dropping a node costs a chance of acceptance and nothing else: the token can still be sampled after its parent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....constrained.errors import GrammarError
+from ...protocol.errors import RequestError
+from ..plan import DraftNode
+from ..request import Request
+from ..rows.sampling_inputs import random_bits, request_mask, token_mask
+from .tree import DraftTree
+
+
+@dataclass(frozen=True)
+class PreparedDraft:
+    """A tree of at least one node, and the sampling of each node."""
+
+    tree: DraftTree
+    nodes: list[DraftNode]
+
+
+def prepare_draft(
+    request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int, at_once: bool
+) -> PreparedDraft | None:
+    """Prepare at most `num_tokens` nodes of `tree`, the likeliest ones. Returns None if none are left.
+
+    Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
+    follows them; with `at_once` also those for which the grammar would have to compute new states.
+    """
+    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
+    allowed = [
+        node
+        for node, depth in enumerate(tree.depths)
+        if depth <= max_depth and not request.stops.can_end(tree.tokens[node])
+    ]
+    tree = tree.only(allowed).best(num_tokens)
+    try:
+        request_mask(request, vocab_size)  # cached now: the matcher forgets it when it follows the draft
+    except RequestError:
+        return None  # it fails when its row is built
+    masks = _node_masks(request, tree, vocab_size, at_once=at_once)
+    tree = tree.only(sorted(masks))
+    if not len(tree):
+        return None
+    seed, num_tokens = request.message.sampling.seed, len(request.tokens)
+    nodes = [
+        DraftNode(draw=0 if seed is None else random_bits(seed, num_tokens + depth), mask=masks[node])
+        for node, depth in zip(sorted(masks), tree.depths, strict=True)
+    ]
+    return PreparedDraft(tree, nodes)
+
+
+def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: bool) -> dict[int, bytes | None]:
+    """Mask of each node that the grammar and the token rules accept. The matcher's state is restored."""
+    matcher = request.matcher
+    rules, recent = request.rules, request.recent_output
+    if matcher is None and rules is None:
+        suppressed = [request.stops.suppressed(request.num_output + depth) for depth in tree.depths]
+        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(suppressed)}
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(node)
+    masks: dict[int, bytes | None] = {}
+
+    def accepts(token: int) -> bool:
+        if matcher is None:
+            return True
+        try:
+            return bool(matcher.accept_at_once(token) if at_once else matcher.accept(token))
+        except GrammarError:
+            return False  # too complex; plain decoding reports it if it gets there
+
+    def visit(parent: int, depth: int, output: list[int]) -> None:
+        for node in children.get(parent, ()):
+            token = tree.tokens[node]
+            if (rules is not None and not rules.allows(token, output)) or not accepts(token):
+                continue
+            try:
+                if matcher is None or not at_once or matcher.is_ready(forced=False):
+                    suppressed = request.stops.suppressed(request.num_output + depth)
+                    after = [] if rules is None else [*output, token]
+                    masks[node] = token_mask(matcher, suppressed, vocab_size, rules, after)
+                    visit(node, depth + 1, after)
+            except (RequestError, GrammarError):
+                pass  # nothing can follow, or the mask is too complex: as above
+            if matcher is not None:
+                matcher.rollback(1)
+
+    visit(-1, 1, recent)
+    return masks

@@ -1,0 +1,1 @@
+"""Builds the rows of a plan: tokens, masks, sampling and scores."""

@@ -1,0 +1,1 @@
+"""Commands beside the server, which imports and starts none of them."""

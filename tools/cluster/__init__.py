@@ -1,0 +1,1 @@
+"""Starts runtimes of a model behind NVIDIA Dynamo's frontend and router: `ramiform cluster`."""

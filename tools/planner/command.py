@@ -1,0 +1,82 @@
+"""`ramiform plan`: estimates memory, speed and cost of a model on given devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from ...runtime.protocol.errors import RequestError
+from .devices import DEVICES
+
+PlannedKv = Literal["bf16", "fp8", "int8", "int4"]
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or a hub id; weights are not needed.")],
+    gpus: Annotated[str, typer.Option(help=f"How many of what, '8xh100'. Known: {', '.join(DEVICES)}.")] = "1xh100",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
+    cached: Annotated[int, typer.Option(min=0, help="Tokens of it that the prefix cache has.")] = 0,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of a sequence at its longest, the prompt's too.")] = 2048,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 32,
+    ttft: Annotated[float | None, typer.Option(help="Target: milliseconds to the first token of one prompt.")] = None,
+    itl: Annotated[float | None, typer.Option(help="Target: milliseconds between two tokens of a sequence.")] = None,
+    price: Annotated[float | None, typer.Option(help="Of one device for an hour, in any currency.")] = None,
+    efficiency: Annotated[
+        float,
+        typer.Option(min=0.01, max=1.0, help="The part of the makers' rates that is reached; 1 gives the floors."),
+    ] = 0.7,
+    kv_dtype: Annotated[
+        PlannedKv | None, typer.Option(help="Format of keys and values; default: bf16 and fp8 in turn.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Arrangements to show.")] = 12,
+) -> None:
+    """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
+    # Reading a model's configuration imports torch, which `--help` must not.
+    import torch
+
+    from ...runtime.engine.kv_format import choose_kv_dtype
+    from ...runtime.models.hub import local_model
+    from ...runtime.models.read_config import read_config
+    from .choose import KV_FORMATS, choose
+    from .estimate import Workload
+    from .report import estimates_table, model_summary
+
+    number, _, name = gpus.partition("x")
+    if not number.isdecimal() or not 1 <= int(number) <= 1024 or name not in DEVICES:
+        raise RequestError(
+            f"gpus is a number of at most 1024, 'x' and one of {', '.join(DEVICES)}, such as 8xh100; got {gpus!r}",
+            param="gpus",
+        )
+    if not cached < prompt < context:
+        raise RequestError(
+            f"a prompt is longer than its cached part, shorter than its context: not {cached} < {prompt} < {context}",
+            param="prompt",
+        )
+    config = read_config(Path(local_model(model, weights=False) or model))
+    if kv_dtype is not None:  # which formats suit the model
+        choose_kv_dtype(
+            kv_dtype, torch.bfloat16, torch.device("cpu"), head_dim=config.head_dim, is_latent=config.latent is not None
+        )
+    workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
+    console = Console(highlight=False)
+    console.print(model_summary(config), highlight=False)
+    estimates = choose(
+        config,
+        DEVICES[name],
+        int(number),
+        workload,
+        max_ttft=None if ttft is None else ttft / 1e3,
+        max_itl=None if itl is None else itl / 1e3,
+        efficiency=efficiency,
+        kv_formats=KV_FORMATS if kv_dtype is None else (kv_dtype,),
+    )
+    if not estimates:
+        console.print(f"no arrangement of {gpus} holds {concurrency} sequences of {context} tokens within the targets")
+        raise typer.Exit(1)
+    console.print()
+    console.print(estimates_table(estimates[:limit], price))
+    if len(estimates) > limit:
+        console.print(f"and {len(estimates) - limit} more")
