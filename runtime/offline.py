@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from .frontend.core.client import CoreClient
 from .frontend.core.frontend_peers import FrontendPeers
 from .frontend.http.bodies import GenerateBody, SamplingBody
-from .frontend.http.errors import validated
 from .frontend.http.native.generate import NativeApi
 from .frontend.http.openai.chat import ChatApi
 from .frontend.http.openai.chat_body import ChatBody
@@ -29,6 +28,7 @@ from .frontend.http.openai.chat_service import ChatService
 from .frontend.http.openai.embeddings import EmbeddingBody, EmbeddingsApi
 from .frontend.http.openai.score import ScoreApi, ScoreBody
 from .frontend.http.transport.merge import gather_or_cancel
+from .frontend.http.validation import validated
 from .frontend.text.generation import Generator
 from .models.checkpoint import find_checkpoint
 from .processes.launch import Runtime

@@ -59,6 +59,7 @@ LAYERS = (
         "runtime/frontend/http/dialects",
         "runtime/frontend/http/errors",
         "runtime/frontend/http/scope",
+        "runtime/frontend/http/validation",
         "runtime/frontend/http/peer_fields",
     ),
     ("runtime/frontend/http/transport",),

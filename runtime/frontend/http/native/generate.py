@@ -22,9 +22,9 @@ from ...core.frontend_peers import FrontendPeers
 from ...core.sessions import requested_session
 from ...core.tenant import current_tenant
 from ...text.generation import Generator, Prompt, SampleStream
+from ...text.named_fields import name_prompt_field
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params, require_adapter
-from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
 from ..openai.logprobs import TokenTexts, token_entry
 from ..scope import SCOPE_API_KEY

@@ -16,8 +16,8 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ...text.embedding import Embedded, embed, l2_normalised
 from ...text.encoding import TokenLimit
+from ...text.named_fields import name_prompt_field
 from ..dialects import OLLAMA
-from ..errors import name_prompt_field
 from ..openai.chat_service import ChatService
 from ..openai.embeddings import MAX_INPUTS, checkpoint_pooling
 from ..transport.body_route import BodyRoute

@@ -24,14 +24,14 @@ from ...chat.renderer import MessageRenderer
 from ...chat.request import ChatRequest, ToolCallOptions
 from ...chat.request_templates import RequestTemplates
 from ...chat.schema_check import SchemaCheck
+from ...chat.template_messages import for_harmony, with_short_ids
 from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
 from ...core.sessions import core_retention
 from ...text.encoding import completion_token_limit
 from ...text.generation import Generator, Prompt
+from ...text.named_fields import name_constraint_field
 from ..transport.merge import gather_or_cancel
-from .chat_messages import for_harmony, with_short_ids
-from .finish import name_constraint_field
 
 _MESSAGE_CHANGES = {"mistral": with_short_ids, "harmony": for_harmony}  # what templates of a tool format ask for
 

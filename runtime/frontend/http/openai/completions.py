@@ -20,6 +20,7 @@ from ....protocol.version import __version__
 from ...core.sessions import core_retention
 from ...text.encoding import completion_token_limit
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
+from ...text.named_fields import name_constraint_field
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
@@ -27,7 +28,7 @@ from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
 from .fields import MAX_TOP, CompletionFields
-from .finish import finish_fields, name_constraint_field
+from .finish import finish_fields
 from .logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
 from .usage import Stopwatch, Usage
 

@@ -17,9 +17,9 @@ from ...programs.content import TokenContent
 from ...programs.decisions import Decided, decide
 from ...text.encoding import TokenLimit
 from ...text.generation import Generator
+from ...text.named_fields import name_prompt_field
 from ...text.offload import CancellationToken, offload_if_large
 from ..bodies import Body, Many, RequestBody, Text, described, example
-from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .chat_messages import template_messages

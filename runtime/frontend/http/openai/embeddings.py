@@ -16,8 +16,8 @@ from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
 from ...text.embedding import Embedded, embed, l2_normalised
 from ...text.generation import Generator
+from ...text.named_fields import name_prompt_field
 from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
-from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .fields import require_model

@@ -34,8 +34,8 @@ from ..bodies import (
     sampling_fields,
     sampling_params,
 )
-from ..errors import NotFoundError
 from ..peer_fields import PEER_FIELDS
+from ..validation import NotFoundError
 from .constraints import ConstraintFields
 
 MAX_TOP = 20  # alternatives at a position

@@ -17,9 +17,9 @@ from ....protocol.version import __version__
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import Owner
 from ...text.generation import Generator
-from ..errors import NotFoundError
 from ..scope import PAGE_FILES
 from ..transport.streaming import json_response
+from ..validation import NotFoundError
 from .access import PageAccess, Viewer
 from .health import HealthApi, HealthHistory
 from .live import LiveApi, MakeTopic

@@ -16,7 +16,7 @@ from ....protocol.tree import MAX_TREE_NODES, TreeEvents, TreeMessage
 from ...core.client import CoreClient
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import LogChanges, OwnedView, Owner, ProgramLog
-from ..errors import NotFoundError
+from ..validation import NotFoundError
 from .access import PageAccess, Viewer
 from .health import HealthHistory
 from .live import ProgramOptions, TreeOptions

@@ -11,8 +11,8 @@ from ....protocol.errors import RequestError
 from ....protocol.tree import MAX_CONTENT_TOKENS, MAX_TREE_NODES
 from ...core.tenant import is_own_namespace
 from ...text.generation import Generator
-from ..errors import NotFoundError
 from ..transport.streaming import json_response
+from ..validation import NotFoundError
 from .access import PageAccess, Viewer
 
 

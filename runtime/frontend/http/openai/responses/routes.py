@@ -15,9 +15,10 @@ from .....protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ....chat.request import ChatRequest
 from ....core.frontend_peers import FrontendPeers
 from ...dialects import OPENAI_NAMED
-from ...errors import NotFoundError, internal_error_message
+from ...errors import internal_error_message
 from ...transport.body_route import BodyRoute
 from ...transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
+from ...validation import NotFoundError
 from ..chat_service import ChatService
 from .body import ResponseBody
 from .compact import CompactBody, Compactor
