@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 import zmq.asyncio
 from pydantic import BaseModel
 
+from .frontend.api.bodies import GenerateBody, SamplingBody
+from .frontend.api.chat_body import ChatBody
+from .frontend.api.validation import validated
+from .frontend.chat.service import ChatService
 from .frontend.core.client import CoreClient
 from .frontend.core.frontend_peers import FrontendPeers
-from .frontend.http.bodies import GenerateBody, SamplingBody
 from .frontend.http.native.generate import NativeApi
 from .frontend.http.openai.chat import ChatApi
-from .frontend.http.openai.chat_body import ChatBody
-from .frontend.http.openai.chat_service import ChatService
 from .frontend.http.openai.embeddings import EmbeddingBody, EmbeddingsApi
 from .frontend.http.openai.score import ScoreApi, ScoreBody
-from .frontend.http.transport.merge import gather_or_cancel
-from .frontend.http.validation import validated
 from .frontend.text.generation import Generator
+from .frontend.text.merge import gather_or_cancel
 from .models.checkpoint import find_checkpoint
 from .processes.launch import Runtime
 from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import ErrorInfo, RamiformError
+from ..api.validation import NotFoundError, explain_validation_error, printable
 from .dialects import dialect_of
-from .validation import NotFoundError, explain_validation_error, printable
 
 
 class AdminKeyError(RamiformError):

@@ -17,19 +17,19 @@ from ....protocol.core import Finish
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams, TokenLogprob
 from ....tokenizer.interface import Tokenizer
+from ...api.bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params, require_adapter
+from ...api.logprobs import TokenTexts, token_entry
 from ...core.client import new_rid
 from ...core.frontend_peers import FrontendPeers
 from ...core.sessions import requested_session
 from ...core.tenant import current_tenant
 from ...text.generation import Generator, Prompt, SampleStream
+from ...text.merge import merge
 from ...text.named_fields import name_prompt_field
 from ...text.offload import cooperative_iter
-from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params, require_adapter
 from ..middleware.auth import require_admin
-from ..openai.logprobs import TokenTexts, token_entry
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
-from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .sessions import SessionStore
 

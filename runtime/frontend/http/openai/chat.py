@@ -12,19 +12,19 @@ from starlette.responses import Response
 
 from ....protocol.sampling import TokenLogprob
 from ....protocol.version import __version__
+from ...api.chat_body import ChatBody
+from ...api.chat_messages import template_messages
+from ...api.chunks import ChunkBuilder
+from ...api.finish import finish_fields
+from ...api.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from ...api.usage import Stopwatch, Usage
 from ...chat.completion import ChatCompletion
 from ...chat.request import ChatRequest, ToolCallDelta
+from ...chat.service import ChatService
+from ...text.merge import gather_or_cancel, merge
 from ...text.offload import offload_if_large
 from ..transport.body_route import BodyRoute
-from ..transport.merge import gather_or_cancel, merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
-from .chat_body import ChatBody
-from .chat_messages import template_messages
-from .chat_service import ChatService
-from .chunks import ChunkBuilder
-from .finish import finish_fields
-from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from .usage import Stopwatch, Usage
 
 ALIASES = ("/chat/completions", "/invocations")  # llama-server's, and SageMaker's as SGLang has it
 

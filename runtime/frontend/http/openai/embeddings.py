@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
+from ...api.bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
+from ...api.fields import require_model
 from ...text.embedding import Embedded, embed, l2_normalised
 from ...text.generation import Generator
 from ...text.named_fields import name_prompt_field
-from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .fields import require_model
 
 MAX_INPUTS = 2048
 

@@ -13,13 +13,13 @@ from ....programs.common_prefix import common_prefix_length
 from ....protocol.core import ModelInfo, RequestOptions
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_ASKED_LOGPROBS, LogprobParams, SamplingParams
+from ...api.bodies import Many, RequestBody, Text, TokenIds, described, example
+from ...api.fields import require_model
+from ...api.usage import Usage
 from ...text.generation import Generator, Prompt
 from ...text.scoring import Continuation, Scored, score
-from ..bodies import Many, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .fields import require_model
-from .usage import Usage
 
 MAX_CONTINUATIONS = 1024
 

@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from ....protocol.config import CoreConfig, ServeConfig
 from ....protocol.version import __version__
+from ...api.validation import NotFoundError
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import Owner
 from ...text.generation import Generator
 from ..scope import PAGE_FILES
 from ..transport.streaming import json_response
-from ..validation import NotFoundError
 from .access import PageAccess, Viewer
 from .health import HealthApi, HealthHistory
 from .live import LiveApi, MakeTopic

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from ....protocol.errors import RequestError
 from ....protocol.tree import MAX_CONTENT_TOKENS, MAX_TREE_NODES
+from ...api.validation import NotFoundError
 from ...core.tenant import is_own_namespace
 from ...text.generation import Generator
 from ..transport.streaming import json_response
-from ..validation import NotFoundError
 from .access import PageAccess, Viewer
 
 

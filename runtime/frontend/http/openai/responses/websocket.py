@@ -14,10 +14,10 @@ from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
 
 from .....protocol.errors import RamiformError, RequestError
+from ....api.validation import validated
 from ....text.offload import CancellationToken, offload_if_large
 from ...errors import error_body, error_status
 from ...transport.large_json import LARGE, read_json
-from ...validation import validated
 from .body import ResponseBody
 from .service import ResponseService
 from .shared_store import SharedResponseStore

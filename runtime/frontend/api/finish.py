@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....protocol.core import Finish
-from ....protocol.sampling import SamplingParams
+from ...protocol.core import Finish
+from ...protocol.sampling import SamplingParams
 
 
 def finish_reason(finish: Finish) -> str:

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ....protocol.errors import RequestError
-from ...chat.renderer import RenderOptions
-from ...core.sessions import RetentionHint, cache_control_seconds
-from ..bodies import Body, Many, Text
+from ...protocol.errors import RequestError
+from ..chat.renderer import RenderOptions
+from ..core.sessions import RetentionHint, cache_control_seconds
+from .bodies import Body, Many, Text
 
 MAX_MESSAGES = 100_000
 TEXT_PARTS = ("text", "input_text", "output_text")
