@@ -60,12 +60,10 @@ LAYERS = (
         "runtime/frontend/http/dialects",
         "runtime/frontend/http/errors",
         "runtime/frontend/http/scope",
-        "runtime/frontend/http/validation",
-        "runtime/frontend/http/peer_fields",
     ),
     ("runtime/frontend/http/transport",),
     ("runtime/frontend/http/middleware",),
-    ("runtime/frontend/http/openapi"),
+    ("runtime/frontend/http/openapi",),
     (
         "runtime/frontend/http/native",
         "runtime/frontend/http/openai",

@@ -15,9 +15,9 @@ from ....protocol.sampling import MAX_STOPS
 from ...api.bodies import Body, ChatOptionsBody, Many, Text, TokenIds, described, example
 from ...api.chat_body import ChatBody
 from ...api.chat_messages import MAX_MESSAGES
+from ...api.embeddings import MAX_INPUTS
 from ...api.tool_fields import Tool
 from ...api.validation import validated
-from ..openai.embeddings import MAX_INPUTS
 
 Level = Literal["low", "medium", "high"]
 OutputFormat = Literal["", "json"] | dict[str, Any]

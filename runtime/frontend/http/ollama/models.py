@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
+from ...api.embeddings import MAX_INPUTS, checkpoint_pooling
 from ...chat.service import ChatService
 from ...text.embedding import Embedded, embed, l2_normalised
 from ...text.encoding import TokenLimit
 from ...text.named_fields import name_prompt_field
 from ..dialects import OLLAMA
-from ..openai.embeddings import MAX_INPUTS, checkpoint_pooling
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .body import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaPullBody, OllamaShowBody
