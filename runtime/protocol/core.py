@@ -174,6 +174,7 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
         rid: str,
         tokens: list[int],
         sampling: SamplingParams,
+        pooling: Pooling | None = None,
         session: ClientSession | None = None,
         banned: list[list[int]] | None = None,
     ) -> Self:
@@ -182,6 +183,7 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
             rid=rid,
             tokens=tokens,
             sampling=sampling,
+            pooling=pooling,
             session=session,
             banned=banned or [],
             **msgspec.structs.asdict(options),

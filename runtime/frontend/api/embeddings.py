@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...protocol.core import ModelInfo, Pooling
+from ...protocol.core import ModelInfo, Pooling, RequestOptions
 from ...protocol.errors import RequestError
 from ..text.embedding import Embedded, embed, l2_normalised
 from ..text.generation import Generator
@@ -81,10 +81,9 @@ class EmbeddingAnswers:
         prompts = [await self._token_ids(text, body.add_special_tokens) for text in body.inputs()]
         pooling = body.pooling or checkpoint_pooling(Path(info.path))
         core = self._generator.core
+        options = RequestOptions(namespace=body.cache_salt, priority=body.priority, adapter=adapter)
         with name_prompt_field("input"):
-            embedded = await embed(
-                core, prompts, pooling, namespace=body.cache_salt, priority=body.priority, adapter=adapter
-            )
+            embedded = await embed(core, prompts, pooling, options)
         size = len(embedded[0].values)
         if body.dimensions not in (None, size):
             raise RequestError(f"the model's embeddings have {size} dimensions, and no others", param="dimensions")

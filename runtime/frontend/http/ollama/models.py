@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ....protocol.core import ModelInfo
+from ....protocol.core import ModelInfo, RequestOptions
 from ....protocol.errors import RequestError
 from ...api.embeddings import MAX_INPUTS, checkpoint_pooling
 from ...chat.service import ChatService
@@ -159,7 +159,9 @@ class OllamaModelsApi:
         if not all(prompts):
             raise RequestError(f"{param} must not be empty", param=param)
         with name_prompt_field(param):
-            return await embed(self._core, prompts, checkpoint_pooling(Path(info.path)), adapter=adapter)
+            return await embed(
+                self._core, prompts, checkpoint_pooling(Path(info.path)), RequestOptions(adapter=adapter)
+            )
 
     async def pull(self, body: OllamaPullBody) -> Response:
         """Answer that the served model is there. Raises NotFoundError for another model."""
