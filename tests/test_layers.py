@@ -170,6 +170,20 @@ def test_a_part_that_stands_alone_imports_only_what_it_may(part: str) -> None:
     assert wrong == []
 
 
+def test_apis_stand_beside_each_other() -> None:
+    apis = [f"runtime/frontend/http/{api}" for api in ("openai", "anthropic", "ollama", "native")]
+    wrong = [
+        f"{name} -> {used}"
+        for name in modules()
+        for api in apis
+        if is_in(name, api)
+        for used in ours(name)
+        if any(is_in(used, other) for other in apis if other != api)
+    ]
+    assert wrong == []
+    assert [used for used in ours("runtime/offline") if is_in(used, "runtime/frontend/http")] == []
+
+
 def test_no_modules_import_each_other() -> None:
     """A depth-first search over all imports, those for type checkers and those inside functions included."""
     done: set[str] = set()
