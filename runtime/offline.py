@@ -12,24 +12,24 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import zmq.asyncio
 from pydantic import BaseModel
 
+from .frontend.api.bodies import GenerateBody, SamplingBody
+from .frontend.api.chat import ChatAnswers
+from .frontend.api.chat_body import ChatBody
+from .frontend.api.embeddings import EmbeddingAnswers, EmbeddingBody
+from .frontend.api.generate import GenerateAnswers
+from .frontend.api.score import ScoreAnswers, ScoreBody
+from .frontend.api.validation import validated
+from .frontend.chat.service import ChatService
 from .frontend.core.client import CoreClient
-from .frontend.core.frontend_peers import FrontendPeers
-from .frontend.http.bodies import GenerateBody, SamplingBody
-from .frontend.http.errors import validated
-from .frontend.http.native.generate import NativeApi
-from .frontend.http.openai.chat import ChatApi
-from .frontend.http.openai.chat_body import ChatBody
-from .frontend.http.openai.chat_service import ChatService
-from .frontend.http.openai.embeddings import EmbeddingBody, EmbeddingsApi
-from .frontend.http.openai.score import ScoreApi, ScoreBody
-from .frontend.http.transport.merge import gather_or_cancel
 from .frontend.text.generation import Generator
+from .frontend.text.merge import gather_or_cancel
 from .models.checkpoint import find_checkpoint
 from .processes.launch import Runtime
 from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
@@ -46,7 +46,28 @@ Conversation = Sequence[dict[str, Any]]
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 _END: Any = object()  # of a stream
+_FORKED = "an Engine belongs to the process that made it; make another one after a fork"
 _RUNTIME_ENDED = ErrorInfo.of(RuntimeFailed("the runtime has ended"))
+
+
+@dataclass(frozen=True)
+class _Calls(Generic[B]):
+    """What one call of an Engine asks: the prompt or the prompts, and the route's answers to the bodies of them.
+
+    `make` builds the body of a prompt, of its number, and of whether its answer is a stream.
+    """
+
+    given: Any
+    make: Callable[[int, Any, bool], B]
+    answer: Callable[[B], Coroutine[Any, Any, Any]]
+    chunks: Callable[[B], AsyncGenerator[Any]] | None = None
+
+    def stream(self) -> AsyncGenerator[Any]:
+        """Return the stream of the only prompt. Raises RequestError for several."""
+        assert self.chunks is not None
+        if not _is_one_prompt(self.given):
+            raise RequestError("a stream is of one prompt", param="stream")
+        return self.chunks(self.make(0, self.given, True))
 
 
 class Engine:
@@ -60,21 +81,20 @@ class Engine:
     def __init__(self, model: str | None = None, *, model_path: str | None = None, **settings: Any) -> None:
         self.runtime = Runtime(model, model_path=model_path, **settings)
         self.info = self.runtime.info
-        self._owner = os.getpid()
         try:
             self.tokenizer = load_tokenizer(find_checkpoint(self.info.path))
             self._thread = _LoopThread()
         except BaseException:
             self.runtime.shutdown()
             raise
-        self._finalizer = weakref.finalize(self, _end, self._thread, self.runtime, self._owner)
+        self._finalizer = weakref.finalize(self, _end, self._thread, self.runtime)
         try:
             self._native, self._chat, self._embeddings, self._scores = self._thread.run(self._connect())
         except BaseException:
             self._finalizer()
             raise
 
-    async def _connect(self) -> tuple[NativeApi, ChatApi, EmbeddingsApi, ScoreApi]:
+    async def _connect(self) -> tuple[GenerateAnswers, ChatAnswers, EmbeddingAnswers, ScoreAnswers]:
         serve = self.runtime.serve_config
         context = zmq.asyncio.Context()
         core = CoreClient(context, serve.core_address)
@@ -83,14 +103,13 @@ class Engine:
         self._thread.watch(self.runtime, core)
         await core.ready()
         generator = Generator(core, self.tokenizer)
-        peers = FrontendPeers(context, serve.socket_dir, 0, 1, core.observer.measures)
         service = ChatService(
             generator,
             tool_parser=serve.tool_call_parser,
             reasoning_parser=serve.reasoning_parser,
             trusts_templates=serve.trust_request_chat_template,
         )
-        return NativeApi(generator, peers), ChatApi(service), EmbeddingsApi(generator), ScoreApi(generator)
+        return GenerateAnswers(generator), ChatAnswers(service), EmbeddingAnswers(generator), ScoreAnswers(generator)
 
     def generate(
         self,
@@ -113,10 +132,8 @@ class Engine:
 
         Raises RequestError naming the prompt and the parameter, RuntimeFailed when the runtime has ended.
         """
-        make, prompts = self._bodies(prompt, sampling_params, input_ids, fields | {"stream": stream})
-        if stream:
-            return self._iterate(self._native.stream(self._only(make, prompts)))
-        return self._run(self._all(self._generate_one, make, prompts, progress, return_exceptions))
+        calls = self._generation(prompt, sampling_params, input_ids, fields)
+        return self._answer(calls, stream, progress, return_exceptions)
 
     async def agenerate(
         self,
@@ -130,10 +147,8 @@ class Engine:
         **fields: Any,
     ) -> Any:
         """Do as `generate`, without blocking the event loop; `stream` returns an asynchronous iterator."""
-        make, prompts = self._bodies(prompt, sampling_params, input_ids, fields | {"stream": stream})
-        if stream:
-            return self._aiterate(self._native.stream(self._only(make, prompts)))
-        return await self._arun(self._all(self._generate_one, make, prompts, progress, return_exceptions))
+        calls = self._generation(prompt, sampling_params, input_ids, fields)
+        return await self._aanswer(calls, stream, progress, return_exceptions)
 
     def chat(
         self,
@@ -150,10 +165,7 @@ class Engine:
         route, a dict with "choices" and "usage"; with `stream` an iterator over its chunks. The other parameters, and
         the errors, are those of `generate`.
         """
-        make, conversations = self._chat_bodies(messages, fields | {"stream": stream})
-        if stream:
-            return self._iterate(self._chat.chunks(self._only(make, conversations)))
-        return self._run(self._all(self._chat.answer, make, conversations, progress, return_exceptions))
+        return self._answer(self._conversation(messages, fields), stream, progress, return_exceptions)
 
     async def achat(
         self,
@@ -165,10 +177,7 @@ class Engine:
         **fields: Any,
     ) -> Any:
         """Do as `chat`, without blocking the event loop; `stream` returns an asynchronous iterator."""
-        make, conversations = self._chat_bodies(messages, fields | {"stream": stream})
-        if stream:
-            return self._aiterate(self._chat.chunks(self._only(make, conversations)))
-        return await self._arun(self._all(self._chat.answer, make, conversations, progress, return_exceptions))
+        return await self._aanswer(self._conversation(messages, fields), stream, progress, return_exceptions)
 
     def embed(
         self,
@@ -184,9 +193,7 @@ class Engine:
         input: its vector is `result["data"][0]["embedding"]`. The other parameters, and the errors, are those of
         `generate`.
         """
-        return self._run(
-            self._all(self._embeddings.answer, _embedding_body(fields), prompt, progress, return_exceptions)
-        )
+        return self._answer(self._embedding(prompt, fields), False, progress, return_exceptions)
 
     async def aembed(
         self,
@@ -197,8 +204,7 @@ class Engine:
         **fields: Any,
     ) -> Any:
         """Do as `embed`, without blocking the event loop."""
-        work = self._all(self._embeddings.answer, _embedding_body(fields), prompt, progress, return_exceptions)
-        return await self._arun(work)
+        return await self._aanswer(self._embedding(prompt, fields), False, progress, return_exceptions)
 
     def score(self, prompt: Any = None, continuations: Any = None, **fields: Any) -> dict[str, Any]:
         """Return the log-probabilities of continuations of a prompt, or of label tokens after items.
@@ -206,7 +212,7 @@ class Engine:
         `fields` are those of `/v1/score`, whose answer is the result: `score(prompt, continuations)`, or
         `score(query=..., items=..., label_token_ids=...)`. Raises RequestError, RuntimeFailed.
         """
-        return self._run(self._scores.answer(_score_body(prompt, continuations, fields)))
+        return self._thread.run(self._scores.answer(_score_body(prompt, continuations, fields)))
 
     async def ascore(self, prompt: Any = None, continuations: Any = None, **fields: Any) -> dict[str, Any]:
         """Do as `score`, without blocking the event loop."""
@@ -226,10 +232,9 @@ class Engine:
 
     # Bodies of the routes
 
-    def _bodies(
+    def _generation(
         self, prompt: Any, sampling_params: Any, input_ids: Any, fields: dict[str, Any]
-    ) -> tuple[Callable[[int, Any], GenerateBody], Any]:
-        """Return what makes a body of a prompt and its number, and the prompt or the prompts."""
+    ) -> _Calls[GenerateBody]:
         if (prompt is None) == (input_ids is None):
             raise RequestError("give either prompt or input_ids", param="prompt")
         given = input_ids if prompt is None else prompt
@@ -243,24 +248,29 @@ class Engine:
             many = sampling_params
         shared = None if many is not None else validated(SamplingBody, sampling_params or {})
 
-        def make(number: int, one: Any) -> GenerateBody:
+        def make(number: int, one: Any, stream: bool) -> GenerateBody:
             sampling = shared if many is None else validated(SamplingBody, many[number])
             name = "text" if isinstance(one, str) else "input_ids"
             value = one if isinstance(one, str) else list(one)
-            return validated(GenerateBody, {name: value, "sampling_params": sampling} | fields)
+            values = {name: value, "sampling_params": sampling, **fields, "stream": stream}
+            return validated(GenerateBody, values)
 
-        return make, given
+        return _Calls(given, make, self._generate_one, self._native.stream)
 
-    def _chat_bodies(self, messages: Any, fields: dict[str, Any]) -> tuple[Callable[[int, Any], ChatBody], Any]:
+    def _conversation(self, messages: Any, fields: dict[str, Any]) -> _Calls[ChatBody]:
         if hasattr(messages, "__len__") and len(messages) == 0:
             raise RequestError("messages must not be empty", param="messages")
-        return lambda _, one: validated(ChatBody, {"messages": list(one)} | fields), messages
 
-    def _only(self, make: Callable[[int, Any], B], given: Any) -> B:
-        """Return the body of the one prompt that a stream is for."""
-        if not _is_one_prompt(given):
-            raise RequestError("a stream is of one prompt", param="stream")
-        return make(0, given)
+        def make(_: int, one: Any, stream: bool) -> ChatBody:
+            return validated(ChatBody, {"messages": list(one), **fields, "stream": stream})
+
+        return _Calls(messages, make, self._chat.answer, self._chat.chunks)
+
+    def _embedding(self, prompt: Any, fields: dict[str, Any]) -> _Calls[EmbeddingBody]:
+        def make(_: int, one: Any, stream: bool) -> EmbeddingBody:
+            return validated(EmbeddingBody, {"input": one if isinstance(one, str) else list(one)} | fields)
+
+        return _Calls(prompt, make, self._embeddings.answer)
 
     # Execution on the thread's event loop
 
@@ -268,24 +278,28 @@ class Engine:
         answers = await self._native.answers(body)
         return answers[0] if len(answers) == 1 else answers
 
-    async def _all(
-        self,
-        answer: Callable[[B], Coroutine[Any, Any, Any]],
-        make: Callable[[int, Any], B],
-        given: Any,
-        progress: bool,
-        return_exceptions: bool,
-    ) -> Any:
+    def _answer(self, calls: _Calls[B], stream: bool, progress: bool, return_exceptions: bool) -> Any:
+        if stream:
+            return self._iterate(calls.stream())
+        return self._thread.run(self._all(calls, progress, return_exceptions))
+
+    async def _aanswer(self, calls: _Calls[B], stream: bool, progress: bool, return_exceptions: bool) -> Any:
+        if stream:
+            return self._aiterate(calls.stream())
+        return await self._arun(self._all(calls, progress, return_exceptions))
+
+    async def _all(self, calls: _Calls[B], progress: bool, return_exceptions: bool) -> Any:
         """Answer one prompt, or many with at most MAX_IN_FLIGHT at once. Raises RequestError naming the prompt."""
+        given = calls.given
         if _is_one_prompt(given):
-            return await answer(make(0, given))
+            return await calls.answer(calls.make(0, given, False))
         results: dict[int, Any] = {}
         numbered = enumerate(given)
 
         async def work() -> None:
             for number, one in numbered:
                 try:
-                    results[number] = await answer(make(number, one))
+                    results[number] = await calls.answer(calls.make(number, one, False))
                 except RamiformError as error:
                     if not return_exceptions:
                         raise _with_number(error, number) from None
@@ -296,32 +310,15 @@ class Engine:
             await gather_or_cancel(work() for _ in range(MAX_IN_FLIGHT))
         return [results[number] for number in range(len(results))]
 
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeFailed("an Engine belongs to the process that made it; make another one after a fork")
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            self._check_owner()
-        except RuntimeFailed:
-            work.close()
-            raise
-        return self._thread.run(work)
-
     async def _arun(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            self._check_owner()
-        except RuntimeFailed:
-            work.close()
-            raise
         return await asyncio.wrap_future(self._thread.submit(work))
 
     def _iterate(self, values: AsyncGenerator[T]) -> Iterator[T]:
         try:
-            while (value := self._run(_next(values))) is not _END:
+            while (value := self._thread.run(_next(values))) is not _END:
                 yield value
         finally:
-            self._run(_close(values))
+            self._thread.run(_close(values))
 
     async def _aiterate(self, values: AsyncGenerator[T]) -> AsyncIterator[T]:
         try:
@@ -329,13 +326,6 @@ class Engine:
                 yield value
         finally:
             await self._arun(_close(values))
-
-
-def _embedding_body(fields: dict[str, Any]) -> Callable[[int, Any], EmbeddingBody]:
-    def make(_: int, one: Any) -> EmbeddingBody:
-        return validated(EmbeddingBody, {"input": one if isinstance(one, str) else list(one)} | fields)
-
-    return make
 
 
 def _score_body(prompt: Any, continuations: Any, fields: dict[str, Any]) -> ScoreBody:
@@ -348,6 +338,7 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.closing: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.owner = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -355,10 +346,11 @@ class _LoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Any:
-        """Begin `work` in the loop; return its concurrent future. Raises RuntimeFailed after `close`."""
-        if self._is_closed:
+        """Begin `work` in the loop; return its concurrent future. Raises RuntimeFailed after `close` or a fork."""
+        is_ours = os.getpid() == self.owner
+        if self._is_closed or not is_ours:
             work.close()
-            raise _RUNTIME_ENDED.to_exception()
+            raise _RUNTIME_ENDED.to_exception() if is_ours else RuntimeFailed(_FORKED)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -388,8 +380,8 @@ class _LoopThread:
         self._loop.close()
 
 
-def _end(thread: _LoopThread, runtime: Runtime, owner: int) -> None:
-    if os.getpid() == owner:  # a fork's copy owns neither the thread nor the processes
+def _end(thread: _LoopThread, runtime: Runtime) -> None:
+    if os.getpid() == thread.owner:  # a fork's copy owns neither the thread nor the processes
         thread.close()
         runtime.shutdown()
 

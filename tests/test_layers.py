@@ -49,17 +49,22 @@ LAYERS = (
     ("runtime/frontend/core",),
     ("runtime/frontend/text",),
     ("runtime/frontend/chat", "runtime/frontend/programs"),
+    ("runtime/frontend/api",),
     (
         "runtime/frontend/http/dialects",
         "runtime/frontend/http/errors",
         "runtime/frontend/http/scope",
-        "runtime/frontend/http/peer_fields",
     ),
     ("runtime/frontend/http/transport",),
     ("runtime/frontend/http/middleware",),
-    ("runtime/frontend/http/bodies", "runtime/frontend/http/openapi"),
-    ("runtime/frontend/http/native", "runtime/frontend/http/openai", "runtime/frontend/http/dashboard"),
-    ("runtime/frontend/http/anthropic", "runtime/frontend/http/ollama"),
+    ("runtime/frontend/http/openapi",),
+    (
+        "runtime/frontend/http/native",
+        "runtime/frontend/http/openai",
+        "runtime/frontend/http/anthropic",
+        "runtime/frontend/http/ollama",
+        "runtime/frontend/http/dashboard",
+    ),
     ("runtime/frontend",),
     ("runtime/processes",),
     ("runtime",),
@@ -154,6 +159,20 @@ def test_a_part_that_stands_alone_imports_only_what_it_may(part: str) -> None:
         if used != "__init__" and not any(is_in(used, allowed) for allowed in ALONE[part])
     ]
     assert wrong == []
+
+
+def test_apis_stand_beside_each_other() -> None:
+    apis = [f"runtime/frontend/http/{api}" for api in ("openai", "anthropic", "ollama", "native")]
+    wrong = [
+        f"{name} -> {used}"
+        for name in modules()
+        for api in apis
+        if is_in(name, api)
+        for used in ours(name)
+        if any(is_in(used, other) for other in apis if other != api)
+    ]
+    assert wrong == []
+    assert [used for used in ours("runtime/offline") if is_in(used, "runtime/frontend/http")] == []
 
 
 def test_no_modules_import_each_other() -> None:

@@ -121,3 +121,23 @@ def test_a_client_needs_none_of_the_runtimes_packages(runtime: ramiform.Runtime,
     # Typer imports pydantic itself; without the command line nothing does.
     code = WITHOUT + "import os, runpy\nos.environ['RAMIFORM_ADDRESS'] = sys.argv[2]\nrunpy.run_path(sys.argv[1])"
     assert python(code, ",".join((*absent, "pydantic", "typer", "rich")), str(script), runtime.address) == "2 True\n"
+
+
+@pytest.mark.slow
+def test_an_engine_needs_no_web_framework() -> None:
+    """Its runtime does, in a process of its own."""
+    code = (
+        WITHOUT
+        + """
+from ramiform import Engine
+with Engine() as engine:
+    few = {"max_new_tokens": 3, "temperature": 0}
+    outputs = engine.generate(["One, two", "Hello"], few)
+    chat = engine.chat([{"role": "user", "content": "Hi"}], max_tokens=3)
+    vectors = engine.embed(["Hello"])
+    scores = engine.score("One, two,", [" three", " cat"])
+    print(len(outputs), len(chat["choices"]), len(vectors), len(scores["data"]))
+print(*(name for name in names if name in sys.modules))
+"""
+    )
+    assert python(code, "fastapi,starlette,uvicorn").split() == ["2", "1", "1", "2"]

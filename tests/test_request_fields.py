@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
+from ramiform.runtime.frontend.api.chat_body import ChatBody
 from ramiform.runtime.frontend.chat.input import ChatOptions
 from ramiform.runtime.frontend.http.anthropic.body import CountBody, MessagesBody
 from ramiform.runtime.frontend.http.ollama.body import OllamaChatBody, OllamaGenerateBody
-from ramiform.runtime.frontend.http.openai.chat_body import ChatBody
 from ramiform.runtime.frontend.http.openai.responses.body import ResponseBody
 from ramiform.runtime.protocol.core import Generate, ProgramProgress, RequestOptions, Retention, SoftPin
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams

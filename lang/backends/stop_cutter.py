@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...runtime.protocol.stop_strings import StopStrings
+
+_ANY_TEXT = "surrogatepass"  # an endpoint's JSON may hold halves of characters
+
 
 class StopCutter:
     """Gives out streamed text up to the first of `stops`; `found` is then that stop.
@@ -13,8 +17,8 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str], *, skips_space: bool = False) -> None:
         self.found: str | None = None
-        self._stops = stops
-        self._held = ""  # may be the beginning of a stop
+        self._stops = StopStrings(stops)
+        self._held = b""  # may be the beginning of a stop
         self._skips_space = skips_space
 
     def take(self, text: str) -> str:
@@ -24,20 +28,17 @@ class StopCutter:
         if self._skips_space:
             text = text.lstrip()
             self._skips_space = not text
-        self._held += text
-        matches = [(self._held.index(stop), -len(stop), stop) for stop in self._stops if stop in self._held]
-        if matches:
-            place, _, self.found = min(matches)
-            given, self._held = self._held[:place], ""
-            return given
-        num_held = max(
-            (n for stop in self._stops for n in range(1, len(stop)) if self._held.endswith(stop[:n])), default=0
-        )
-        end = len(self._held) - num_held
-        given, self._held = self._held[:end], self._held[end:]
-        return given
+        data = text.encode(errors=_ANY_TEXT)
+        match, window = self._stops.feed(data), self._held + data
+        if match is not None:
+            self.found = match.text.decode()
+            given, self._held = window[: len(self._held) + match.start], b""
+        else:
+            end = len(window) - self._stops.num_pending
+            given, self._held = window[:end], window[end:]
+        return given.decode(errors=_ANY_TEXT)
 
     def end(self) -> str:
         """Return the text that was held back, once no more comes."""
-        given, self._held = self._held, ""
-        return given
+        given, self._held = self._held, b""
+        return given.decode(errors=_ANY_TEXT)

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ..frontend.api.bodies import json_text
 from ..frontend.core.client import new_rid
-from ..frontend.http.bodies import json_text
 from ..protocol.core import Generate, ModelInfo, SoftPin, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import PARAMETERS, Constraint, ConstraintKind, LogprobParams, SamplingParams, TokenLogprob

@@ -175,6 +175,7 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
         rid: str,
         tokens: list[int],
         sampling: SamplingParams,
+        pooling: Pooling | None = None,
         session: ClientSession | None = None,
         banned: list[list[int]] | None = None,
     ) -> Self:
@@ -183,6 +184,7 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
             rid=rid,
             tokens=tokens,
             sampling=sampling,
+            pooling=pooling,
             session=session,
             banned=banned or [],
             **msgspec.structs.asdict(options),

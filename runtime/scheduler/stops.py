@@ -8,47 +8,8 @@ from ...constrained.regex.search import Match, Scan, search
 from ..protocol.core import Finish
 from ..protocol.errors import RequestError
 from ..protocol.sampling import SamplingParams
+from ..protocol.stop_strings import StopMatch, StopStrings
 from .interfaces import VocabularyInfo
-
-
-class StopStrings:
-    """Finds stop strings in a stream of bytes, wherever it is cut.
-
-    It works on bytes, because a token may hold a part of a character.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop.encode() for stop in stops]
-        self._num_kept = max(map(len, self._stops), default=1) - 1
-        self._tail = b""  # the last bytes, in which a match may have begun
-
-    def feed(self, data: bytes) -> Match | None:
-        """Advance by `data`. Returns as `find`."""
-        found = self.find(data)
-        window = self._tail + data
-        self._tail = window[max(0, len(window) - self._num_kept) :]
-        return found
-
-    def find(self, data: bytes) -> Match | None:
-        """The match that would end first within `data`, or None; of several that end there, the longest."""
-        window = self._tail + data
-        matches = []
-        for stop in self._stops:
-            # Matches that ended before `data` were reported, or ignored on purpose.
-            at = window.find(stop, max(0, len(self._tail) + 1 - len(stop)))
-            if at >= 0:
-                start = at - len(self._tail)
-                matches.append(Match(start + len(stop), start, stop))
-        return min(matches, default=None)
-
-    def reset(self) -> None:
-        """Forget the bytes so far: what comes next is not adjacent to them."""
-        self._tail = b""
-
-    @property
-    def num_kept(self) -> int:
-        """Number of bytes before the next ones in which a match may have begun."""
-        return self._num_kept
 
 
 class StopRules:
@@ -135,7 +96,7 @@ class StopRules:
         data = self._vocabulary.token_bytes[token] or b""
         return token in self._ending_ids or any(search_.find(data) is not None for search_ in self._searches)
 
-    def _feed_searches(self, token: int) -> Match | None:
+    def _feed_searches(self, token: int) -> StopMatch | Match | None:
         """The match that ends first within the token; of several, the longest."""
         data = self._vocabulary.token_bytes[token]
         if data is not None:

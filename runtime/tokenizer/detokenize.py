@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...constrained.regex.search import Scan
+from ..protocol.stop_strings import StopStrings, find_ending_beyond
 from .interface import Tokenizer
 
 _MAX_PARTIAL = 3  # bytes of a character that is not complete
@@ -32,10 +33,12 @@ class Detokenizer:
         skip_special_tokens: bool = True,
     ) -> None:
         self._pieces = _TokenPieces(tokenizer, skip_special_tokens)
-        self._stops = [stop.encode() for stop in stops]
-        self._max_held = max(map(len, self._stops), default=1) - 1
+        strings = StopStrings(stops)
+        self._max_held = strings.num_kept
         self._patterns = patterns
-        self._has_stops = bool(self._stops) or patterns is not None
+        self._scans: list[StopStrings | Scan] = [strings] if stops else []
+        if patterns is not None:
+            self._scans.append(patterns)
         self._held = b""  # the longest suffix of the output that may begin a stop string or match
         self._num_skipped = 0  # characters at the beginning of what is held back that were given before
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -48,7 +51,7 @@ class Detokenizer:
     def add(self, ids: Iterable[int]) -> str:
         """Return the text that is certain after these ids. Pass the ids that completed a stop string to `finish`
         instead."""
-        if not self._has_stops:
+        if not self._scans:
             return self._without_skipped(self._decoder.decode(self._pieces.join(ids)))
         return self._without_skipped("".join([self._add(token) for token in ids]))
 
@@ -90,25 +93,19 @@ class Detokenizer:
             return self.add(ids) + self._without_skipped(self._decoder.decode(self._held, final=True))
         text = self.add(ids[:-1])
         window, _ = self._window(ids[-1])
-        end = _find_match(window, stop.encode(), len(self._held))
+        end = _match_start(window, stop, len(self._held))
         return text + self._without_skipped(self._decoder.decode(window[:end], final=True))
 
     def _window(self, token: int) -> tuple[bytes, int]:
         """Return the held bytes with the token's, and the number of them that can be part of no match."""
         data, ends_stops = self._pieces.of(token)
         window = self._held + data
-        if ends_stops:
-            if self._patterns is not None:
-                self._patterns.reset()
-            return window, len(window)
-        num_certain = len(window)
-        if self._patterns is not None:
-            self._patterns.feed(data)
-            num_certain -= self._patterns.num_pending
-        for start in range(max(0, len(window) - self._max_held), num_certain):
-            if any(stop.startswith(window[start:]) for stop in self._stops):
-                return window, start
-        return window, num_certain
+        for scan in self._scans:
+            if ends_stops:
+                scan.reset()
+            else:
+                scan.feed(data)
+        return window, len(window) - max((scan.num_pending for scan in self._scans), default=0)
 
     def _add(self, token: int) -> str:
         window, num_certain = self._window(token)
@@ -138,7 +135,7 @@ def cut(tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tok
         num_bytes += len(piece)
         num_apart = num_bytes if ends_stops else num_apart
     output = b"".join(data)
-    end = _find_match(output, stop.encode(), max(len(output) - len(data[-1]), num_apart + len(stop.encode()) - 1))
+    end = _match_start(output, stop, max(len(output) - len(data[-1]), num_apart + len(stop.encode()) - 1))
     num_whole = num_bytes = at = 0
     for number, piece in enumerate(data, start=1):
         at += len(piece)
@@ -172,9 +169,9 @@ class _TokenPieces:
         return b"".join([token_bytes[token] or b"" for token in ids if 0 <= token < num])
 
 
-def _find_match(window: bytes, stop: bytes, num_before: int) -> int:
+def _match_start(window: bytes, stop: str, num_before: int) -> int:
     """Return the start of the first match that ends beyond the first `num_before` bytes."""
-    at = window.find(stop, max(0, num_before + 1 - len(stop)))
+    at = find_ending_beyond(window, stop.encode(), num_before)
     assert at >= 0, f"the stop string {stop!r} does not end in the last token of the output"
     return at
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ramiform.runtime.frontend.http.peer_fields import PEER_FIELDS
+from ramiform.runtime.frontend.api.peer_fields import PEER_FIELDS
 
 CHAT = [{"role": "user", "content": "hi"}]
 QUESTION = {"type": "predicate", "instructions": "Is it a greeting?"}

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ramiform.runtime.frontend.api.bodies import SessionParams
 from ramiform.runtime.frontend.core.sessions import ClientSessions
-from ramiform.runtime.frontend.http.bodies import SessionParams
 from ramiform.runtime.frontend.http.native.sessions import IDLE_SECONDS, MAX_SESSIONS, Session, SessionStore
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.saved_state import save

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import Scan, Search, search
-from ramiform.runtime.scheduler.stops import StopStrings
+from ramiform.runtime.protocol.stop_strings import StopStrings
 from ramiform.runtime.tokenizer import Detokenizer, Tokenizer, cut
 
 PATTERNS = st.lists(st.sampled_from(["E[A-Z]+D?", "[東🙂é]{2,}", "a.*b", r"\w \w", "[^a]{5}"]), max_size=2).map(

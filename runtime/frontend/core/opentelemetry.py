@@ -8,12 +8,10 @@ are the extra `otel`, imported only when traces are enabled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-
-from starlette.types import Scope
 
 from ...programs.records.events import Event
 from ...programs.records.view import ProgramView
@@ -58,7 +56,7 @@ class OpenTelemetryTracer:
         self._tracer = self._provider.get_tracer("ramiform")
 
     @contextmanager
-    def serve(self, scope: Scope) -> Iterator[HttpSpan]:
+    def serve(self, scope: Mapping[str, Any]) -> Iterator[HttpSpan]:
         """Open the span of an HTTP request, which is the current span inside the block."""
         _path.set(scope["path"])
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}

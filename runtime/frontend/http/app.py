@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from ...protocol.config import CoreConfig, ServeConfig
 from ...protocol.version import __version__
+from ..chat.service import ChatService
 from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
@@ -33,7 +34,6 @@ from .native.sessions import SessionsApi, SessionStore
 from .ollama.models import OllamaModelsApi
 from .ollama.routes import OllamaApi
 from .openai.chat import ChatApi
-from .openai.chat_service import ChatService
 from .openai.completions import CompletionsApi
 from .openai.constrained import ConstrainedApi
 from .openai.decisions import DecisionsApi

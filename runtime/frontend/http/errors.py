@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...protocol.errors import ErrorInfo, RamiformError, RequestError
+from ...protocol.errors import ErrorInfo, RamiformError
+from ..api.validation import NotFoundError, explain_validation_error, printable
 from .dialects import dialect_of
-from .peer_fields import unsupported_reason
-
-B = TypeVar("B", bound=BaseModel)
-
-
-class NotFoundError(RequestError):
-    """The request names something that does not exist."""
 
 
 class AdminKeyError(RamiformError):
@@ -46,7 +39,6 @@ ERROR_TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-MAX_MESSAGE_CHARACTERS = 2000  # characters; the offending text may be megabytes long
 ERROR_STATUS = {"request": 400, "busy": 429, "runtime": 503, "model": 500}
 
 
@@ -80,7 +72,7 @@ def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, dict[str, str | None]]:
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error")
-    return {"error": {"message": _printable(message), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": printable(message), "type": kind, "param": param, "code": code}}
 
 
 def error_status(error: RamiformError) -> tuple[int, ErrorInfo]:
@@ -151,7 +143,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def invalid_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        message, param = explain_validation_error(error)
+        message, param = explain_validation_error(error.errors(), error.body)
         return error_response(400, message, param=param, code="invalid_value")
 
     async def admin_key_error(request: Request, error: Exception) -> Response:
@@ -165,88 +157,9 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid_body)
 
 
-@contextmanager
-def name_prompt_field(field: str) -> Iterator[None]:
-    """Make prompt errors name the request field of the prompt."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param != "prompt":
-            raise
-        raise RequestError(str(error), param=field, code=error.code) from None
-
-
-def validated(kind: type[B], values: Any) -> B:
-    """Validate `values` as the body of a route is. Raises RequestError naming the parameter at fault."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        message, param = explain_validation_error(RequestValidationError(details, body=values))
-        raise RequestError(message, param=param) from None
-
-
-def explain_validation_error(error: RequestValidationError) -> tuple[str, str | None]:
-    """Return a message about a wrong body, and the parameter at fault."""
-    # Each alternative of a union reports errors. The deepest path belongs to the alternative that the client meant.
-    detail, path = max(
-        ((detail, _body_path(detail, error.body)) for detail in error.errors()), key=lambda pair: len(pair[1])
-    )
-    if detail["type"] == "json_invalid":
-        return f"the body is no JSON: {detail.get('ctx', {}).get('error', detail['msg'])}", None
-    param = _printable(_field_name(path)) or None
-    if detail["type"] == "extra_forbidden":
-        # Fields of other servers occur in a body itself and in `sampling_params` only.
-        is_outer = all(part == "sampling_params" or isinstance(part, int) for part in path[:-1])
-        message = unsupported_reason(str(path[-1])) if is_outer else None
-        return message or f"unknown parameter {param}", param
-    return f"{param or 'body'}: {_printable(_validator_message(detail))}", param
-
-
-def _validator_message(detail: dict[str, Any]) -> str:
-    """Return the validator's message without names of Python classes."""
-    context = detail.get("ctx", {})
-    match detail["type"]:
-        case "value_error":
-            return str(context["error"])
-        case "union_tag_invalid":
-            return f"the type {context['tag']!r} is none of {context['expected_tags']}"
-        case _:
-            return str(detail["msg"])
-
-
 def _json_problem(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     if isinstance(error, UnicodeDecodeError):
         return f"it is not {error.encoding} at byte {error.start}"
     return "it has a number of too many digits"  # Python limits the digits of an int
-
-
-def _body_path(detail: dict[str, Any], body: Any) -> list[str | int]:
-    """Return the path through the body to the fault. The validator's own path also names alternatives of unions."""
-    path: list[str | int] = []
-    value = body
-    source, *location = detail["loc"]
-    if source in ("query", "path"):
-        return [*location]
-    for index, part in enumerate(location, start=1):
-        if (isinstance(value, dict) and part in value) or (
-            isinstance(value, list) and isinstance(part, int) and part < len(value)
-        ):
-            value = value[part]
-            path.append(part)
-        elif detail["type"] == "missing" and index == len(location):
-            path.append(part)
-    return path
-
-
-def _field_name(path: Sequence[str | int]) -> str:
-    """Format a path as OpenAI does: `messages[0].role`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def _printable(text: str) -> str:
-    """Escape lone surrogates, which JSON can express and UTF-8 cannot, and truncate long text."""
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[:MAX_MESSAGE_CHARACTERS]}..."

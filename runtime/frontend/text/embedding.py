@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ...protocol.core import Generate, Pooling
+from ...protocol.core import Generate, Pooling, RequestOptions
 from ...protocol.errors import RequestError
 from ...protocol.sampling import SamplingParams
 from ..core.client import CoreClient, TokenStream, new_rid
@@ -29,29 +29,16 @@ async def embed(
     core: CoreClient,
     prompts: Sequence[list[int]],
     pooling: Pooling,
-    *,
-    namespace: str = "",
-    priority: int = 0,
-    adapter: str | None = None,
+    options: RequestOptions,
 ) -> list[Embedded]:
-    """Embed prompts, given as token ids and submitted together, with a LoRA adapter or by the base alone.
+    """Embed prompts, given as token ids and submitted together.
 
     Raises RamiformError and aborts the others when one fails.
     """
     with ExitStack() as stack:
         answers = [
             stack.enter_context(
-                core.submit(
-                    Generate(
-                        rid=new_rid(),
-                        tokens=tokens,
-                        sampling=_NO_TOKENS,
-                        pooling=pooling,
-                        priority=priority,
-                        namespace=namespace,
-                        adapter=adapter,
-                    )
-                )
+                core.submit(Generate.of(options, rid=new_rid(), tokens=tokens, sampling=_NO_TOKENS, pooling=pooling))
             )
             async for tokens in cooperative_iter(prompts)
         ]

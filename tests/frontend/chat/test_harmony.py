@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.chat.harmony import HarmonyParser, Place
 from ramiform.runtime.frontend.chat.reasoning import REASONING_FORMATS, detect_reasoning_markers
+from ramiform.runtime.frontend.chat.template_messages import for_harmony
 from ramiform.runtime.frontend.chat.tools.detect import detect_tool_format
-from ramiform.runtime.frontend.http.openai.chat_messages import for_harmony
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.chat.renderer import MessageRenderer, RenderOptions
-from ramiform.runtime.frontend.http.openai.chat_messages import with_short_ids
+from ramiform.runtime.frontend.chat.template_messages import with_short_ids
 from ramiform.runtime.frontend.text.encoding import PromptSegment
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate

@@ -13,12 +13,12 @@ from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS
+from ...api.bodies import Body, ChatOptionsBody, Many, Text, described, example
+from ...api.chat_body import ChatBody, Effort
+from ...api.chat_messages import MAX_MESSAGES
+from ...api.tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
+from ...api.validation import validated
 from ...core.sessions import RetentionHint, cache_control_seconds
-from ..bodies import Body, ChatOptionsBody, Many, Text, described, example
-from ..errors import validated
-from ..openai.chat_body import ChatBody, Effort
-from ..openai.chat_messages import MAX_MESSAGES
-from ..openai.tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
 
 SystemRole = Literal["system", "user"]
 NO_EFFECT = {"cache_control", "citations", "title", "context", "caller", "eager_input_streaming", "defer_loading"}

@@ -13,17 +13,17 @@ from starlette.responses import Response
 
 from ....protocol.errors import RequestError
 from ....tokenizer.chat_template import ChatTemplate
+from ...api.chat_body import ChatBody
+from ...api.chat_messages import template_messages
+from ...api.fields import require_model
+from ...api.finish import stop_reason
 from ...chat.completion import ChatCompletion
 from ...chat.request import ChatDelta, ChatRequest
+from ...chat.service import ChatService
 from ...core.client import new_rid
 from ...text.offload import offload_if_large
 from ..dialects import ANTHROPIC
 from ..errors import ERROR_RESPONSES
-from ..openai.chat_body import ChatBody
-from ..openai.chat_messages import template_messages
-from ..openai.chat_service import ChatService
-from ..openai.fields import require_model
-from ..openai.finish import stop_reason
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .body import CountBody, MessagesBody, SystemRole

@@ -20,11 +20,11 @@ from ....protocol.config import CoreConfig
 from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint, PropertyOrder
 from ....tokenizer.interface import Tokenizer
+from ...api.bodies import SCHEMA_KINDS, Many, RequestBody, Text, described, example, json_text
+from ...api.constraints import Schema
+from ...api.logprobs import TokenTexts
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload
-from ..bodies import SCHEMA_KINDS, Many, RequestBody, Text, described, example, json_text
-from ..openai.constraints import Schema
-from ..openai.logprobs import TokenTexts
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 

@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from ....protocol.config import CoreConfig, ServeConfig
 from ....protocol.version import __version__
+from ...api.validation import NotFoundError
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import Owner
 from ...text.generation import Generator
-from ..errors import NotFoundError
 from ..scope import PAGE_FILES
 from ..transport.streaming import json_response
 from .access import PageAccess, Viewer

@@ -13,10 +13,10 @@ import msgspec
 from ....programs.records.view import ProgramView
 from ....protocol.errors import RequestError
 from ....protocol.tree import MAX_TREE_NODES, TreeEvents, TreeMessage
+from ...api.validation import NotFoundError
 from ...core.client import CoreClient
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import LogChanges, OwnedView, Owner, ProgramLog
-from ..errors import NotFoundError
 from .access import PageAccess, Viewer
 from .health import HealthHistory
 from .live import ProgramOptions, TreeOptions

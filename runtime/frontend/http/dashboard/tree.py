@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from ....protocol.errors import RequestError
 from ....protocol.tree import MAX_CONTENT_TOKENS, MAX_TREE_NODES
+from ...api.validation import NotFoundError
 from ...core.tenant import is_own_namespace
 from ...text.generation import Generator
-from ..errors import NotFoundError
 from ..transport.streaming import json_response
 from .access import PageAccess, Viewer
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
+from ...api.bodies import Body, Text, example
 from ...core.client import CoreClient
-from ..bodies import Body, Text, example
 from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import json_response

@@ -13,15 +13,15 @@ from starlette.responses import JSONResponse, Response
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint
 from ....protocol.setting_aliases import value_for_alias
+from ...api.bodies import Many, RequestBody, Text, example
+from ...api.tool_fields import Tool
 from ...chat.harmony import HarmonyParser
 from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, ReasoningParser
+from ...chat.service import ChatService
 from ...chat.tools.calls import ToolCall
 from ...chat.tools.formats import FORMATS, ToolFormat
 from ...chat.tools.parser import ToolCallParser
 from ...text.offload import offload_if_large
-from ..bodies import Many, RequestBody, Text, example
-from ..openai.chat_service import ChatService
-from ..openai.tool_fields import Tool
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
+from ...api.bodies import Body, example
 from ...core.client import CoreClient
 from ...core.frontend_peers import FrontendPeers
-from ..bodies import Body, example
 from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response

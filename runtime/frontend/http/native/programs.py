@@ -33,6 +33,7 @@ from ....protocol.session import (
     RoleEnd,
 )
 from ....tokenizer.chat_template import ChatTemplate
+from ...api.bodies import Body, Many, Text, described, example
 from ...core.frontend_peers import FrontendPeers
 from ...programs.play import Answer, ProgramPlay
 from ...programs.roles import ChatState
@@ -40,7 +41,6 @@ from ...records.log import Owner
 from ...records.recorder import ProgramRecorder, RecordedRuns
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload
-from ..bodies import Body, Many, Text, described, example
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import ClientDisconnectedError, EventStream, cancel_on_disconnect

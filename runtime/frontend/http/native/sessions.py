@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, Response
 
 from ....protocol.errors import RequestError
 from ....protocol.saved_state import SavedRequest, SavedSession, restore
+from ...api.bodies import Body, SessionParams, Text, example
 from ...core.frontend_peers import FrontendPeers
 from ...core.sessions import ClientSessions
-from ..bodies import Body, SessionParams, Text, example
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import json_response

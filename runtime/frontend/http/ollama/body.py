@@ -12,12 +12,12 @@ from pydantic import Field, create_model
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS, PARAMETERS
-from ..bodies import Body, ChatOptionsBody, Many, Text, TokenIds, described, example, sampling_fields
-from ..errors import validated
-from ..openai.chat_body import ChatBody
-from ..openai.chat_messages import MAX_MESSAGES
-from ..openai.embeddings import MAX_INPUTS
-from ..openai.tool_fields import Tool
+from ...api.bodies import Body, ChatOptionsBody, Many, Text, TokenIds, described, example, sampling_fields
+from ...api.chat_body import ChatBody
+from ...api.chat_messages import MAX_MESSAGES
+from ...api.embeddings import MAX_INPUTS
+from ...api.tool_fields import Tool
+from ...api.validation import validated
 
 Level = Literal["low", "medium", "high"]
 OutputFormat = Literal["", "json"] | dict[str, Any]

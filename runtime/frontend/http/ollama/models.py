@@ -12,14 +12,14 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ....protocol.core import ModelInfo
+from ....protocol.core import ModelInfo, RequestOptions
 from ....protocol.errors import RequestError
+from ...api.embeddings import MAX_INPUTS, checkpoint_pooling
+from ...chat.service import ChatService
 from ...text.embedding import Embedded, embed, l2_normalised
 from ...text.encoding import TokenLimit
+from ...text.named_fields import name_prompt_field
 from ..dialects import OLLAMA
-from ..errors import name_prompt_field
-from ..openai.chat_service import ChatService
-from ..openai.embeddings import MAX_INPUTS, checkpoint_pooling
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .body import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaPullBody, OllamaShowBody
@@ -159,7 +159,9 @@ class OllamaModelsApi:
         if not all(prompts):
             raise RequestError(f"{param} must not be empty", param=param)
         with name_prompt_field(param):
-            return await embed(self._core, prompts, checkpoint_pooling(Path(info.path)), adapter=adapter)
+            return await embed(
+                self._core, prompts, checkpoint_pooling(Path(info.path)), RequestOptions(adapter=adapter)
+            )
 
     async def pull(self, body: OllamaPullBody) -> Response:
         """Answer that the served model is there. Raises NotFoundError for another model."""

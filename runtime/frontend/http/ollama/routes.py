@@ -16,16 +16,16 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
+from ...api.chat_body import ChatBody
+from ...api.chat_messages import template_messages
+from ...api.fields import require_model
+from ...api.logprobs import TokenTexts, chat_logprobs
 from ...chat.completion import ChatCompletion
 from ...chat.request import ChatRequest, ToolCallDelta
+from ...chat.service import ChatService
 from ...text.offload import offload_if_large
 from ..dialects import OLLAMA
 from ..errors import ERROR_RESPONSES
-from ..openai.chat_body import ChatBody
-from ..openai.chat_messages import template_messages
-from ..openai.chat_service import ChatService
-from ..openai.fields import require_model
-from ..openai.logprobs import TokenTexts, chat_logprobs
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .body import AnswerBody, OllamaChatBody, OllamaGenerateBody, ServedModelBody

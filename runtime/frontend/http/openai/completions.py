@@ -17,19 +17,20 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
+from ...api.bodies import MAX_BATCH, Many, Text, TokenIds, described, example
+from ...api.chunks import ChunkBuilder
+from ...api.fields import MAX_TOP, CompletionFields
+from ...api.finish import finish_fields
+from ...api.logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
+from ...api.usage import Stopwatch, Usage
 from ...core.sessions import core_retention
 from ...text.encoding import completion_token_limit
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
+from ...text.merge import merge
+from ...text.named_fields import name_constraint_field
 from ...text.offload import cooperative_iter
-from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
-from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
-from .chunks import ChunkBuilder
-from .fields import MAX_TOP, CompletionFields
-from .finish import finish_fields, name_constraint_field
-from .logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
-from .usage import Stopwatch, Usage
 
 
 class CompletionBody(CompletionFields):

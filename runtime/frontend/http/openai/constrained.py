@@ -12,17 +12,17 @@ from starlette.responses import Response
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint
+from ...api.bodies import Many, Text, TokenIds, described, example
+from ...api.chat_messages import Messages, template_messages
+from ...api.constraints import ConstraintFields, Schema
+from ...api.fields import GenerationFields
+from ...api.finish import finish_reason
 from ...chat.completion import ChatCompletion
+from ...chat.service import ChatService
 from ...core.client import new_rid
 from ...text.offload import offload_if_large
-from ..bodies import Many, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .chat_messages import Messages, template_messages
-from .chat_service import ChatService
-from .constraints import ConstraintFields, Schema
-from .fields import GenerationFields
-from .finish import finish_reason
 
 DEFAULT_VALUE_TOKENS = 1024
 

@@ -13,17 +13,17 @@ from starlette.responses import Response
 from ....protocol.core import RequestOptions
 from ....protocol.decisions import MAX_LABELS, MAX_QUESTIONS, Question
 from ....protocol.errors import RequestError
+from ...api.bodies import Body, Many, RequestBody, Text, described, example
+from ...api.chat_messages import template_messages
+from ...api.fields import require_model
 from ...programs.content import TokenContent
 from ...programs.decisions import Decided, decide
 from ...text.encoding import TokenLimit
 from ...text.generation import Generator
+from ...text.named_fields import name_prompt_field
 from ...text.offload import CancellationToken, offload_if_large
-from ..bodies import Body, Many, RequestBody, Text, described, example
-from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .chat_messages import template_messages
-from .fields import require_model
 from .responses.items import InputItem, as_items, to_messages
 
 NOT_BLANK = r"\S"

@@ -11,10 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
+from ...api.fields import require_model
 from ...text.generation import Generator
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import json_response
-from .fields import require_model
 
 
 class ModelsApi:

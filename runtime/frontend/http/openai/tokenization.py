@@ -13,17 +13,17 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
+from ...api.bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
+from ...api.chat_messages import Messages as ChatMessages
+from ...api.chat_messages import TemplateFields, template_messages
+from ...api.fields import require_model
+from ...api.tool_fields import Tool
 from ...chat.renderer import MessageRenderer
 from ...text.encoding import PromptSegment, TokenLimit
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload_if_large
-from ..bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .chat_messages import Messages as ChatMessages
-from .chat_messages import TemplateFields, template_messages
-from .fields import require_model
-from .tool_fields import Tool
 
 MAX_TOKENIZED = 1 << 16  # per text or chat; the context length if that is more
 

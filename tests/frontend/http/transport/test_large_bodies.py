@@ -16,8 +16,8 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from ramiform.runtime.frontend.http.openai import score
-from ramiform.runtime.frontend.http.openai.chat_messages import MAX_MESSAGES
+from ramiform.runtime.frontend.api import score
+from ramiform.runtime.frontend.api.chat_messages import MAX_MESSAGES
 from ramiform.runtime.frontend.text.encoding import LONG_TEXT
 from ramiform.runtime.frontend.text.offload import CancellationToken
 from ramiform.runtime.protocol.sampling import SamplingParams

@@ -11,13 +11,11 @@ from pydantic import Field
 from .....protocol.core import ModelInfo
 from .....protocol.errors import RequestError
 from .....protocol.sampling import Constraint, LogprobParams, PropertyOrder
-from ....chat.input import ChatInput
-from ....chat.renderer import RenderOptions
-from ...bodies import Body, ChatOptionsBody, Many, Text, described, example
-from ..chat_body import Effort
-from ..constraints import JsonObjectFormat, Schema, TextFormat
-from ..fields import GenerationFields
-from ..tool_fields import (
+from ....api.bodies import Body, ChatOptionsBody, Many, Text, described, example
+from ....api.chat_body import Effort
+from ....api.constraints import JsonObjectFormat, Schema, TextFormat
+from ....api.fields import GenerationFields
+from ....api.tool_fields import (
     AllowedChoice,
     AllowedTools,
     Function,
@@ -28,6 +26,8 @@ from ..tool_fields import (
     ToolChoice,
     callable_tools,
 )
+from ....chat.input import ChatInput
+from ....chat.renderer import RenderOptions
 from .items import InputItem, qualified_name
 
 INCLUDABLE = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]

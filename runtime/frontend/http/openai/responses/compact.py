@@ -9,12 +9,12 @@ from pydantic import Field
 
 from .....protocol.core import ModelInfo
 from .....protocol.errors import RequestError
+from ....api.bodies import Many, Text, described, example
+from ....api.chat_messages import template_messages
+from ....api.constraints import ConstraintFields
+from ....api.fields import GenerationFields
+from ....chat.service import ChatService
 from ....text.offload import offload_if_large
-from ...bodies import Many, Text, described, example
-from ..chat_messages import template_messages
-from ..chat_service import ChatService
-from ..constraints import ConstraintFields
-from ..fields import GenerationFields
 from .items import InputItem, as_items, encode_compaction, to_messages
 from .output import new_id
 from .service import ResponseService, response_usage

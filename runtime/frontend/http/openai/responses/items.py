@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from .....protocol.errors import RequestError
-from ...bodies import Body, Many, Text
-from ..chat_messages import CalledFunction, ContentPart, Message, PastCall, message_text
+from ....api.bodies import Body, Many, Text
+from ....api.chat_messages import CalledFunction, ContentPart, Message, PastCall, message_text
 
 
 class MessageItem(Body):

@@ -12,13 +12,14 @@ from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
 
 from .....protocol.errors import RamiformError, RequestError, RuntimeFailed
+from ....api.validation import NotFoundError
 from ....chat.request import ChatRequest
+from ....chat.service import ChatService
 from ....core.frontend_peers import FrontendPeers
 from ...dialects import OPENAI_NAMED
-from ...errors import NotFoundError, internal_error_message
+from ...errors import internal_error_message
 from ...transport.body_route import BodyRoute
 from ...transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
-from ..chat_service import ChatService
 from .body import ResponseBody
 from .compact import CompactBody, Compactor
 from .output import Event, new_id

@@ -10,14 +10,14 @@ from typing import Any
 
 from .....protocol.errors import ErrorInfo, RamiformError, RequestError
 from .....protocol.sampling import TokenLogprob
+from ....api.chat_messages import template_messages
+from ....api.logprobs import TokenTexts, chat_logprobs
 from ....chat.completion import ChatCompletion
 from ....chat.request import ChatRequest
+from ....chat.service import ChatService
 from ....core.sessions import requested_session
 from ....core.tenant import current_tenant
 from ....text.offload import offload_if_large
-from ..chat_messages import template_messages
-from ..chat_service import ChatService
-from ..logprobs import TokenTexts, chat_logprobs
 from .body import ResponseBody
 from .items import as_items, to_messages
 from .output import Event, OutputBuilder, new_id

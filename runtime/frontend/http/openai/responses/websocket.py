@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 from fastapi import WebSocket
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from .....protocol.errors import RamiformError, RequestError
+from ....api.validation import validated
 from ....text.offload import CancellationToken, offload_if_large
-from ...errors import error_body, error_status, explain_validation_error
+from ...errors import error_body, error_status
 from ...transport.large_json import LARGE, read_json
 from .body import ResponseBody
 from .service import ResponseService
@@ -121,12 +120,7 @@ def _event(text: str, cancellation: CancellationToken) -> dict[str, Any]:
 
 def _body(fields: dict[str, Any]) -> ResponseBody:
     """Validate the fields. Raises RequestError."""
-    try:
-        body = ResponseBody.model_validate(fields | {"stream": True})
-    except ValidationError as error:
-        details = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
-        message, param = explain_validation_error(RequestValidationError(details, body=fields))
-        raise RequestError(message, param=param) from None
+    body = validated(ResponseBody, fields | {"stream": True})
     if body.background:
         raise RequestError("a connection's responses are not made in the background", param="background")
     return body

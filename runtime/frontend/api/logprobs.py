@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from ....protocol.sampling import TokenLogprob
-from ....tokenizer.interface import Tokenizer
+from ...protocol.sampling import TokenLogprob
+from ...tokenizer.interface import Tokenizer
 
 MIN_LOGPROB = -9999.0  # replaces -inf, which JSON cannot express
 

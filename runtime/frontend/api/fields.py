@@ -9,21 +9,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, create_model
 
-from ....protocol.core import ModelInfo, RequestOptions
-from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, LogprobParams, SamplingParams
-from ...chat.input import ChatInput
-from ...core.client import new_rid
-from ...core.sessions import (
-    MAX_RETENTION_SECONDS,
-    RetentionHint,
-    SessionId,
-    cache_control_seconds,
-    requested_session,
-)
-from ...text.encoding import Side, Truncation
-from ...text.generation import MAX_SAMPLES
-from ..bodies import (
+from ...protocol.core import ModelInfo, RequestOptions
+from ...protocol.errors import RequestError
+from ...protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ..chat.input import ChatInput
+from ..core.client import new_rid
+from ..core.sessions import MAX_RETENTION_SECONDS, RetentionHint, SessionId, cache_control_seconds, requested_session
+from ..text.encoding import Side, Truncation
+from ..text.generation import MAX_SAMPLES
+from .bodies import (
     Body,
     Priority,
     StreamedBody,
@@ -34,9 +28,9 @@ from ..bodies import (
     sampling_fields,
     sampling_params,
 )
-from ..errors import NotFoundError
-from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
+from .peer_fields import PEER_FIELDS
+from .validation import NotFoundError
 
 MAX_TOP = 20  # alternatives at a position
 

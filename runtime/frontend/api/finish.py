@@ -1,14 +1,11 @@
-"""Finish reasons in the terms of OpenAI and vLLM, and errors that name the constraint's field."""
+"""Finish reasons in the terms of OpenAI and vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from ....protocol.core import Finish
-from ....protocol.errors import RequestError
-from ....protocol.sampling import SamplingParams
+from ...protocol.core import Finish
+from ...protocol.sampling import SamplingParams
 
 
 def finish_reason(finish: Finish) -> str:
@@ -29,14 +26,3 @@ def finish_fields(finish: Finish, sampling: SamplingParams) -> dict[str, Any]:
         "stop_reason": stop_reason(finish, sampling),
         "matched_stop": finish.matched,
     }
-
-
-@contextmanager
-def name_constraint_field(field: str | None) -> Iterator[None]:
-    """Make constraint errors name the request field of the constraint."""
-    try:
-        yield
-    except RequestError as error:
-        if field is None or error.code != "invalid_grammar":
-            raise
-        raise RequestError(str(error), param=field, code=error.code) from None

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ....protocol.errors import RequestError
-from ....protocol.sampling import AdditionalProperties, Constraint
-from ...chat.input import CallableTools
-from ..bodies import Body, Many, Text, json_text
+from ...protocol.errors import RequestError
+from ...protocol.sampling import AdditionalProperties, Constraint
+from ..chat.input import CallableTools
+from .bodies import Body, Many, Text, json_text
 
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from ....protocol.errors import RequestError
-from ....protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, PropertyOrder
-from ..bodies import SCHEMA_KINDS, Body, Many, RequestBody, Text, json_text
+from ...protocol.errors import RequestError
+from ...protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, PropertyOrder
+from .bodies import SCHEMA_KINDS, Body, Many, RequestBody, Text, json_text
 
 Schema = dict[str, Any] | bool
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from ....protocol.core import ModelInfo
-from ....protocol.errors import RequestError
-from ....protocol.sampling import LogprobParams
-from ...chat.input import ChatInput
-from ..bodies import Body, ChatOptionsBody, Many, example
+from ...protocol.core import ModelInfo
+from ...protocol.errors import RequestError
+from ...protocol.sampling import LogprobParams
+from ..chat.input import ChatInput
+from .bodies import Body, ChatOptionsBody, Many, example
 from .chat_messages import Messages, TemplateFields, message_text, retention_hints
 from .fields import MAX_TOP, CompletionFields
 from .tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice, callable_tools

@@ -12,26 +12,26 @@ from typing import Any, Literal
 
 import msgspec
 
-from ....protocol.config import ReasoningFormatName, ToolFormatName
-from ....protocol.errors import RequestError
-from ...chat import harmony
-from ...chat.channel_completion import ChannelCompletion
-from ...chat.completion import ChatCompletion
-from ...chat.exact_history import EncodedPrompt, ExactHistory
-from ...chat.input import CallableTools, ChatInput
-from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
-from ...chat.renderer import MessageRenderer
-from ...chat.request import ChatRequest, ToolCallOptions
-from ...chat.request_templates import RequestTemplates
-from ...chat.schema_check import SchemaCheck
-from ...chat.tools.detect import detect_tool_format
-from ...chat.tools.formats import FORMATS, ToolFormat
-from ...core.sessions import core_retention
-from ...text.encoding import completion_token_limit
-from ...text.generation import Generator, Prompt
-from ..transport.merge import gather_or_cancel
-from .chat_messages import for_harmony, with_short_ids
-from .finish import name_constraint_field
+from ...protocol.config import ReasoningFormatName, ToolFormatName
+from ...protocol.errors import RequestError
+from ..core.sessions import core_retention
+from ..text.encoding import completion_token_limit
+from ..text.generation import Generator, Prompt
+from ..text.merge import gather_or_cancel
+from ..text.named_fields import name_constraint_field
+from . import harmony
+from .channel_completion import ChannelCompletion
+from .completion import ChatCompletion
+from .exact_history import EncodedPrompt, ExactHistory
+from .input import CallableTools, ChatInput
+from .reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
+from .renderer import MessageRenderer
+from .request import ChatRequest, ToolCallOptions
+from .request_templates import RequestTemplates
+from .schema_check import SchemaCheck
+from .template_messages import for_harmony, with_short_ids
+from .tools.detect import detect_tool_format
+from .tools.formats import FORMATS, ToolFormat
 
 _MESSAGE_CHANGES = {"mistral": with_short_ids, "harmony": for_harmony}  # what templates of a tool format ask for
 

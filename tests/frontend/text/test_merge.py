@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from ramiform.runtime.frontend.http.transport.merge import merge
+from ramiform.runtime.frontend.text.merge import merge
 from ramiform.tests.frontend.harness import run
 
 
