@@ -13,14 +13,14 @@ from typing import Any
 
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError, did_you_mean
-from ..backend import Backend
-from ..batch import progress_on_stderr
-from ..expr import RUN_ARGUMENTS
-from ..plans.planning import run_coroutine
-from ..program import Program
-from ..state import ProgramState
+from ..backends.backend import Backend
+from ..expressions.expr import RUN_ARGUMENTS
+from ..running.batch import progress_on_stderr
+from ..running.planning import run_coroutine
+from ..running.program import Program
+from ..states.state import ProgramState
+from ..states.variables import AssignedVariable
 from ..tracing.trace import Trace
-from ..variables import AssignedVariable
 from .dataset import Dataset, Example, digest, inputs_of, read_dataset
 from .report import Report
 from .result_file import ExampleResult, ResultFile

@@ -11,10 +11,10 @@ import msgspec
 
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
-from ..backend import Backend
-from ..plans.planning import run_coroutine
-from ..program import Program
-from ..signatures import Demonstration as SignatureDemonstration
+from ..backends.backend import Backend
+from ..running.planning import run_coroutine
+from ..running.program import Program
+from ..running.signatures import Demonstration as SignatureDemonstration
 from .dataset import Dataset, read_dataset
 from .evaluate import Metric, aevaluate
 from .report import Report

@@ -12,9 +12,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...runtime.protocol.errors import RamiformError, RequestError
-from ..expr import Expr, GenExpr, parts_of
-from ..state import ProgramState
-from .attempts import derived_seed
+from ..expressions.attempts import derived_seed
+from ..expressions.expr import Expr, GenExpr, parts_of
+from ..states.state import ProgramState
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...runtime.protocol.decisions import Predicate, Rate
 from ...runtime.protocol.errors import RequestError
-from ..expr import Expr, GenExpr, SelectExpr, parts_of
-from ..primitives import predicate
-from ..state import ForkGroup, ProgramState
+from ..expressions.expr import Expr, GenExpr, SelectExpr, parts_of
+from ..expressions.primitives import predicate
+from ..states.state import ForkGroup, ProgramState
 from .race import AsyncRace, Race, Step, blocking
 
 Score = Callable[[ProgramState], Any] | Predicate | Rate | str  # a question's answer is the score

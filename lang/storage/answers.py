@@ -12,7 +12,7 @@ import msgspec
 from ...runtime.protocol import session
 from ...runtime.protocol.decisions import DecisionAnswer
 from ...runtime.protocol.errors import RequestError
-from ..backend import Channel
+from ..backends.backend import Channel
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

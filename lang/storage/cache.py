@@ -14,7 +14,7 @@ import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
-from ..backend import Backend, Channel, chosen_backend, unwrap_channels, wrap_channels
+from ..backends.backend import Backend, Channel, chosen_backend, unwrap_channels, wrap_channels
 from .answers import Lookup, StoredAnswer, StoredRequest, identity_of
 from .channel import StoredChannel
 from .database import AnswerDatabase

@@ -26,7 +26,7 @@ from ...runtime.protocol.session import (
     Supply,
     ToFrontend,
 )
-from ..backend import Channel
+from ..backends.backend import Channel
 from ..backends.calls import call_later
 from .answers import AnswerStore, StoredRun
 from .executor import StoredExecutor

@@ -14,9 +14,9 @@ import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.session import Done, Reply, ToFrontend
-from ..backend import Channel
-from ..callbacks import Callback
-from ..tools.agent import AgentCallback
+from ..backends.backend import Channel
+from ..expressions.callbacks import Callback
+from ..states.agent import AgentCallback
 from ..tools.tool_set import ToolCallback
 from .answers import StoredRun, identity_of
 from .channel import StoredChannel

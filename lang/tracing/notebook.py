@@ -12,10 +12,10 @@ from typing import Any
 from ...runtime.programs.records.events import Event, RunRecord, TracedState, total_of
 from ...runtime.programs.records.spans import CAUSES, MEANINGS, Cause, spans_of, track_of
 from ...runtime.protocol.session import Fork
-from ..operation_log import OperationLog
-from ..state_handle import StateHandle
+from ..operations.operation_log import OperationLog
+from ..operations.recording import OperationTimes
+from ..operations.state_handle import StateHandle
 from .collect import traced_states
-from .recording import OperationTimes
 from .snapshot import snapshot_of
 from .text_flow import BranchPiece, Origin, TextFlow, TextPiece, flow_of
 

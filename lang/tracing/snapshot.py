@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ...runtime.protocol.session import Fork
-from ..operation_log import OperationLog
-from ..state_handle import StateHandle
-from .recording import OperationTimes
+from ..operations.operation_log import OperationLog
+from ..operations.recording import OperationTimes
+from ..operations.state_handle import StateHandle
 
 MAX_STATES = 200
 

@@ -17,9 +17,9 @@ import msgspec
 from ...runtime.programs.records.events import RunRecord
 from ...runtime.programs.records.view import ProgramView, view_of
 from ...runtime.protocol.errors import RequestError
+from ..operations.recording import Recording
 from .chrome import chrome_events
 from .collect import record_of
-from .recording import Recording
 
 if TYPE_CHECKING:
     from rich.tree import Tree
