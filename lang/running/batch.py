@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
 from ...runtime.protocol.errors import RequestError
 from ..backends.backend import Channel
@@ -25,111 +26,138 @@ StartProgram = Callable[
 ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises its error
 
 
-def run_in_threads(
-    begin: StartProgram, size: int, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
-) -> Iterator[Any]:
-    """Run programs in threads; yield their states in order, as `Program.run_batch` says.
+@dataclass(frozen=True)
+class BatchOptions:
+    """How programs run and what becomes of their errors, as `Program.run_batch` says.
 
-    `in_order`: errors are raised in their place, not at the end. An error or Ctrl-C closes the programs that still run.
+    `in_order`: errors are raised in their place, not at the end. `in_threads`: each program takes a thread. `width` is
+    the number of requests that one may make at once. Raises RequestError for a wrong `num_threads`.
     """
-    threads = min(size, _limit(num_threads, MAX_THREADS)) or 1
-    return _results(_threaded(begin, size, threads), size, progress_bar, return_exceptions, in_order)
+
+    num_threads: NumThreads
+    progress_bar: bool
+    return_exceptions: bool
+    in_order: bool
+    in_threads: bool
+    width: int
+
+    def __post_init__(self) -> None:
+        given = self.num_threads
+        if given != "auto" and (not isinstance(given, int) or given < 1):
+            raise RequestError(f"num_threads must be positive or 'auto', got {given!r}", param="num_threads")
+
+    @property
+    def at_once(self) -> int:
+        """Return how many programs run at once."""
+        if self.num_threads == "auto":
+            return MAX_THREADS if self.in_threads else max(1, MAX_AT_ONCE // self.width)
+        return self.num_threads
 
 
-def run_in_loop(
-    run: Callable[[int], Coroutine[Any, Any, ProgramState]],
-    size: int,
-    num_threads: NumThreads,
-    progress_bar: bool,
-    return_exceptions: bool,
-    in_order: bool,
-) -> Iterator[Any]:
+def run_in_threads(begin: StartProgram, size: int, options: BatchOptions) -> Iterator[Any]:
+    """Run programs in threads; yield their states in order. An error or Ctrl-C closes the programs that still run."""
+    return _results(_threaded(begin, size, min(size, options.at_once) or 1), size, options)
+
+
+def run_recorded(begin: StartProgram, size: int, options: BatchOptions) -> Iterator[Any]:
+    """Run compiled programs in this thread: each is sent as one message, then waited for."""
+    return _results(_recorded(begin, size, options.at_once), size, options)
+
+
+def run_in_loop(channel: Channel, calls: Sequence[ProgramCall], options: BatchOptions) -> Iterator[Any]:
     """Run async programs in one event loop, in a thread of its own; otherwise as `run_in_threads`."""
-    results = _looped(run, size, _limit(num_threads, MAX_AT_ONCE))
-    return _results(results, size, progress_bar, return_exceptions, in_order)
+    import asyncio  # not loaded for programs that are not async
 
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="ramiform-batch", daemon=True)
+    thread.start()
+    results = run_in_running_loop(lambda: channel, calls, options)
 
-def run_recorded(
-    begin: StartProgram,
-    width: int,
-    size: int,
-    num_threads: NumThreads,
-    progress_bar: bool,
-    return_exceptions: bool,
-    in_order: bool,
-) -> Iterator[Any]:
-    """Run compiled programs in this thread: each is sent as one message, then waited for.
+    async def next_result() -> Any:
+        return await anext(results, results)  # itself: there is none left
 
-    `width` is the number of requests that each program may make at the same time.
-    """
-    window = _limit(num_threads, max(1, MAX_AT_ONCE // width))
-    return _results(_recorded(begin, size, window), size, progress_bar, return_exceptions, in_order)
+    async def end() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await loop.shutdown_asyncgens()
+
+    try:
+        while (result := asyncio.run_coroutine_threadsafe(next_result(), loop).result()) is not results:
+            yield result
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def run_in_running_loop(
-    connect: Callable[[], Channel],
-    calls: Sequence[ProgramCall],
-    at_once: int,
-    progress_bar: bool,
-    return_exceptions: bool,
-    in_order: bool,
+    connect: Callable[[], Channel], calls: Sequence[ProgramCall], options: BatchOptions
 ) -> AsyncIterator[Any]:
     """Run programs in the running event loop; yield as `run_in_threads`. Cancelling or closing it ends them all."""
     import asyncio
 
-    slots = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(options.at_once)
     channel = await asyncio.to_thread(connect)
 
     async def run_in_slot(call: ProgramCall) -> ProgramState:
         async with slots:
             return await run_async(channel, call)
 
-    first_error: Exception | None = None
+    errors = _Errors(options)
     tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
     try:
-        with progress_on_stderr("programs", len(calls), progress_bar) as advance:
+        with progress_on_stderr("programs", len(calls), options.progress_bar) as advance:
             for index, task in enumerate(tasks):
                 try:
                     result: ProgramState | BatchError = await task
                 except Exception as error:
-                    fold(error)
-                    if in_order and not return_exceptions:
-                        raise
-                    result = BatchError(index, error)
-                    first_error = first_error or error
+                    result = errors.take(index, error)
                 advance()
                 yield result
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if first_error is not None and not return_exceptions:
-        raise first_error
+    errors.raise_first()
 
 
-def most_at_once(num_threads: NumThreads, width: int, in_thread: bool) -> int:
-    """Return how many programs of this width, or in threads, run at once in an event loop."""
-    return _limit(num_threads, MAX_THREADS if in_thread else max(1, MAX_AT_ONCE // width))
-
-
-def _results(
-    results: ProgramResults, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
-) -> Iterator[Any]:
-    first_error: Exception | None = None
-    with contextlib.closing(results), progress_on_stderr("programs", size, progress_bar) as advance:  # type: ignore[type-var]
+def _results(results: ProgramResults, size: int, options: BatchOptions) -> Iterator[Any]:
+    errors = _Errors(options)
+    with (
+        contextlib.closing(results),  # type: ignore[type-var]
+        progress_on_stderr("programs", size, options.progress_bar) as advance,
+    ):
         for index, wait_for_result in enumerate(results):
             try:
                 result: ProgramState | BatchError = wait_for_result()
             except Exception as error:
-                fold(error)
-                if in_order and not return_exceptions:
-                    raise
-                result = BatchError(index, error)
-                first_error = first_error or error
+                result = errors.take(index, error)
             advance()
             yield result
-    if first_error is not None and not return_exceptions:
-        raise first_error
+    errors.raise_first()
+
+
+class _Errors:
+    """The errors of a batch's programs: raised in their place, returned, or raised at the end."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._options = options
+        self._first: Exception | None = None
+
+    def take(self, index: int, error: Exception) -> BatchError:
+        """Return what stands in the place of the program's state. Raises the error if it is raised in its place."""
+        fold(error)
+        if self._options.in_order and not self._options.return_exceptions:
+            raise error
+        self._first = self._first or error
+        return BatchError(index, error)
+
+    def raise_first(self) -> None:
+        if self._first is not None and not self._options.return_exceptions:
+            raise self._first
 
 
 def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResults:
@@ -163,40 +191,6 @@ def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResult
         executor.shutdown(cancel_futures=True)
 
 
-def _looped(run: Callable[[int], Coroutine[Any, Any, ProgramState]], size: int, at_once: int) -> ProgramResults:
-    import asyncio  # not loaded for programs that are not async
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="ramiform-batch", daemon=True)
-    thread.start()
-    slots = asyncio.Semaphore(at_once)
-
-    async def run_in_slot(index: int) -> ProgramState:
-        async with slots:
-            return await run(index)
-
-    futures: list[Future[ProgramState]] = []
-    try:
-        futures += [asyncio.run_coroutine_threadsafe(run_in_slot(index), loop) for index in range(size)]
-        for future in futures:
-            yield future.result
-    finally:
-        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-async def _cancel_all() -> None:
-    import asyncio
-
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
-
-
 def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
     running: dict[int, ProgramState] = {}
     waiting: deque[Callable[[], ProgramState]] = deque()
@@ -226,16 +220,8 @@ def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
             state.close()
 
 
-def _raise(error: Exception) -> ProgramState:
+def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _limit(num_threads: NumThreads, auto: int) -> int:
-    if num_threads == "auto":
-        return auto
-    if not isinstance(num_threads, int) or num_threads < 1:
-        raise RequestError(f"num_threads must be positive or 'auto', got {num_threads!r}", param="num_threads")
-    return num_threads
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from .arguments import (
     split_arguments,
     unknown_batch_argument,
 )
-from .batch import most_at_once, run_in_loop, run_in_running_loop, run_in_threads, run_recorded
+from .batch import BatchOptions, NumThreads, run_in_loop, run_in_running_loop, run_in_threads, run_recorded
 from .failures import Folded
 from .planning import plan_call
 from .runner import (
@@ -405,15 +405,13 @@ class Program(Generic[P, R]):
         calls = kept(self._batch_calls(batch, sampling, trace), checkpoint)
         warn_if_loop_runs(self.function.__name__, "arun_batch")
         channel = channel_of(backend)
-        run_all: Callable[..., Iterator[Any]]
+        options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
         if self.is_async:
-            run_all = functools.partial(run_in_loop, lambda index: run_async(channel, calls[index]))
+            results = run_in_loop(channel, calls, options)
         elif self.compiled is not None and self.compiled.is_whole:
-            width = self.compiled.width
-            run_all = functools.partial(run_recorded, lambda index: begin_recorded(channel, calls[index]), width)
+            results = run_recorded(lambda index: begin_recorded(channel, calls[index]), len(calls), options)
         else:
-            run_all = functools.partial(run_in_threads, lambda index: begin(channel, calls[index]))
-        results = run_all(len(calls), num_threads, progress_bar, return_exceptions, in_order=generator_style)
+            results = run_in_threads(lambda index: begin(channel, calls[index]), len(calls), options)
         if generator_style:
             return results
         with Folded():
@@ -447,11 +445,8 @@ class Program(Generic[P, R]):
         With `generator_style` it is an asynchronous iterator. Cancelling or closing it ends all programs.
         """
         calls = kept(self._batch_calls(batch, sampling, trace), checkpoint)
-        plan = self.compiled
-        in_thread = not (self.is_async or (plan is not None and plan.is_whole))
-        at_once = most_at_once(num_threads, 1 if plan is None or in_thread else plan.width, in_thread)
-        connect = functools.partial(channel_of, backend)
-        results = run_in_running_loop(connect, calls, at_once, progress_bar, return_exceptions, generator_style)
+        options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
+        results = run_in_running_loop(functools.partial(channel_of, backend), calls, options)
         return results if generator_style else _listed(results)
 
     # Arguments
@@ -472,6 +467,14 @@ class Program(Generic[P, R]):
         return ProgramCall(
             self._body, self.is_async, args, own, given.sampling, given.budget, compiled is not None, is_whole, traced
         )
+
+    def _batch_options(
+        self, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
+    ) -> BatchOptions:
+        plan = self.compiled
+        in_threads = not (self.is_async or (plan is not None and plan.is_whole))
+        width = 1 if plan is None else plan.width
+        return BatchOptions(num_threads, progress_bar, return_exceptions, in_order, in_threads, width)
 
     def _batch_calls(self, batch: BatchItems, given: Mapping[str, Any], traced: bool) -> list[ProgramCall]:
         """Return the calls of a batch. An item's sampling arguments and budgets come before those of the batch."""
