@@ -13,7 +13,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
 from ..types.result_types import closed
-from .endpoints.usage import CountedTokens, token_count
+from .endpoints.usage import CountedTokens, token_count, usage_of
 from .model import OnText
 from .stop_cutter import StopCutter
 from .transcript import Transcript
@@ -37,13 +37,7 @@ def messages_body(transcript: Transcript) -> tuple[dict[str, Any], str]:
     """
     if not transcript.has_roles:
         return {"messages": [{"role": "user", "content": transcript.text}]}, ""
-    if transcript.open_role != "assistant":
-        raise RequestError(
-            "in a chat only the assistant's messages can be generated, and "
-            f"{'none' if transcript.open_role is None else repr(transcript.open_role)} is open",
-            param="role",
-        )
-    *messages, opened = transcript.messages()
+    *messages, opened = transcript.chat()
     for message in messages:
         if message["role"] not in ROLES:
             raise RequestError(f"Anthropic's API has no role {message['role']!r}", param="role", code="unsupported")
@@ -148,22 +142,14 @@ def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
     text = "".join(str(block.get("text") or "") for block in texts)
     counts = counts_of(answer) or CountedTokens()
     reason, matched = answer.get("stop_reason"), answer.get("stop_sequence")
-    return session.Sequence(
-        text=text,
-        ids=[],
-        prompt_tokens=counts.prompt,
-        completion_tokens=counts.completion,
-        cached_tokens=counts.cached,
-        finish=Finish("stop", cutter.found)
-        if cutter.found is not None
-        else Finish(_FINISHES.get(str(reason), "stop"), matched),
-    )
+    if cutter.found is not None:
+        return counts.sequence(text, Finish("stop", cutter.found))
+    return counts.sequence(text, Finish(_FINISHES.get(str(reason), "stop"), matched))
 
 
 def counts_of(answer: Any) -> CountedTokens | None:
     """Return the tokens of a message, None if it does not say them. Prompt tokens include those of the cache."""
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict) or not usage:
+    if (usage := usage_of(answer)) is None:
         return None
     cached = token_count(usage.get("cache_read_input_tokens"))
     prompt = cached + token_count(usage.get("cache_creation_input_tokens")) + token_count(usage.get("input_tokens"))

@@ -58,14 +58,16 @@ class ModelOutput:
 class Model(Protocol):
     """Generates, scores and decides. Any method may raise RamiformError.
 
-    `generate`, `select` and `decide` may block: they are called in threads.
+    `generate`, `select` and `decide` may block: they are called in threads. Where there is no chat template, ChatML's
+    marks show messages.
     """
 
     def begin_role(self, role: str) -> str:
         """Return the text that shows the beginning of a message."""
-        ...
+        return f"<|im_start|>{role}\n"
 
-    def end_role(self, role: str) -> str: ...
+    def end_role(self, role: str) -> str:
+        return "<|im_end|>\n"
 
     def generate(self, transcript: Transcript, gen: Gen, on_text: OnText, call: ModelCall) -> ModelOutput: ...
 

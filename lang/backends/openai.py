@@ -9,15 +9,13 @@ import msgspec
 
 from ...runtime.protocol import choices, session
 from ...runtime.protocol.core import Finish
-from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
-from . import chatml as roles
-from .channel import LazyChannel, LocalChannel
+from .endpoints.endpoint_backend import EndpointBackend
 from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
 from .endpoints.openai_address import EndpointAddress, azure_address, openai_address
-from .endpoints.usage import TokenUsage
-from .model import Method, ModelCall, ModelOutput, OnText
+from .endpoints.usage import CountedTokens, TokenUsage
+from .model import ModelCall, ModelOutput, OnText
 from .openai_format import DIALECTS, CompletionEvents, counts_of, sampling_body, scores_of, sequences_of
 from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
@@ -27,7 +25,7 @@ SPECULATION_ATTEMPTS = 3
 _REASONERS = re.compile(r"(o\d|gpt-[5-9])\b")  # OpenAI's models that take max_completion_tokens only
 
 
-class OpenAI:
+class OpenAI(EndpointBackend):
     """Runs programs on `model` of the endpoint at `base_url`; `model_name` is SGLang's name of `model`.
 
     The address is that of OPENAI_BASE_URL, or OpenAI's own; `api_key` is by default that of OPENAI_API_KEY. With
@@ -90,47 +88,26 @@ class OpenAI:
             raise RequestError("azure_endpoint and api_version need is_azure=True", param="is_azure")
         else:
             address = self._address(base_url, api_key)
-        self._client = EndpointClient(address.url, settings, address.credentials, counts_of, query=address.query)
+        client = EndpointClient(address.url, settings, address.credentials, counts_of, query=address.query)
+        super().__init__("an OpenAI-compatible endpoint", client)
         self._dialect = dialect
         self._is_chat_model = is_chat_model
         self._num_speculative = num_speculative_tokens
         self._continues = continues_messages
         is_reasoner = dialect == "openai" and _REASONERS.match(self.model) is not None
         self._max_tokens_field = max_tokens_field or ("max_completion_tokens" if is_reasoner else "max_tokens")
-        self._channel = LazyChannel(self, settings.max_concurrency)
-
-    @property
-    def usage(self) -> TokenUsage:
-        """Return the counts of tokens, requests and retries so far."""
-        return self._client.usage
 
     @property
     def token_usage(self) -> TokenUsage:
         """Return `usage`, by SGLang's name."""
         return self._client.usage
 
-    def connection(self) -> LocalChannel:
-        return self._channel.get()
-
-    def close(self) -> None:
-        """End every program that runs on it."""
-        self._channel.close()
-        self._client.close()
-
     # Methods of `Model`
-
-    def begin_role(self, role: str) -> str:
-        return roles.begin(role)
-
-    def end_role(self, role: str) -> str:
-        return roles.end(role)
 
     def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         if gen.logprobs is not None:
-            raise RequestError(
-                "an OpenAI-compatible endpoint returns no token ids, so log-probabilities of a gen are not supported",
-                param="return_logprob",
-                code="unsupported",
+            raise self._unsupported(
+                "returns no token ids, so log-probabilities of a gen are not supported", "return_logprob"
             )
         num_ahead = gen.num_api_spec_tokens or self._num_speculative
         if num_ahead is not None and can_take(gen):
@@ -181,18 +158,6 @@ class OpenAI:
         ]
         logprobs = [[TokenLogprob(value, UNKNOWN_ID) for value in part] for part in values]
         return choices.choose(select, logprobs, prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0))
-
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
-        raise RequestError(
-            "an OpenAI-compatible endpoint answers no decisions; use gen or select",
-            param="questions",
-            code="unsupported",
-        )
-
-    def answer_call(self, method: Method, number: int) -> session.Reply:
-        if method == "flush_cache":
-            raise RequestError("an OpenAI-compatible endpoint has no cache to flush", code="unsupported")
-        return session.Reply(number)
 
     # Requests
 
@@ -253,13 +218,7 @@ class OpenAI:
                 param="role",
                 code="unsupported",
             )
-        messages = transcript.messages()
-        if transcript.open_role != "assistant":
-            raise RequestError(
-                f"in a chat only the assistant's messages can be generated, and "
-                f"{'none' if transcript.open_role is None else repr(transcript.open_role)} is open",
-                param="role",
-            )
+        messages = transcript.chat()
         if not messages[-1]["content"]:
             return "/chat/completions", {"messages": messages[:-1]}
         if self._continues:
@@ -294,14 +253,12 @@ def _taken(
 ) -> ModelOutput:
     """Return a gen's output taken from a speculated text. `call` is the call that was made for it, if there was one."""
     on_text(text)
-    sequence = session.Sequence(
-        text=text,
-        ids=[],
-        prompt_tokens=0 if call is None else call.prompt_tokens,
-        completion_tokens=0 if call is None else call.completion_tokens,
-        cached_tokens=0 if call is None else call.cached_tokens,
-        finish=finish,
+    counts = (
+        CountedTokens()
+        if call is None
+        else CountedTokens(call.prompt_tokens, call.cached_tokens, call.completion_tokens)
     )
+    sequence = counts.sequence(text, finish)
     return ModelOutput([sequence], (TranscriptPart("generated", text),), rest)
 
 

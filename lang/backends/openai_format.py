@@ -16,7 +16,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
-from .endpoints.usage import CountedTokens, token_count
+from .endpoints.usage import CountedTokens, token_count, usage_of
 from .model import OnText
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
@@ -92,14 +92,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 def _sequence(choice: dict[str, Any], counts: CountedTokens) -> session.Sequence:
     stop = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's name
-    return session.Sequence(
-        text=choice["text"],
-        ids=[],
-        prompt_tokens=counts.prompt,
-        completion_tokens=counts.completion,
-        cached_tokens=counts.cached,
-        finish=Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop),
-    )
+    return counts.sequence(choice["text"], Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop))
 
 
 class CompletionEvents:
@@ -132,8 +125,7 @@ class CompletionEvents:
 
 def counts_of(answer: Any) -> CountedTokens | None:
     """Return the tokens of an answer, None if it does not say them."""
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict) or not usage:
+    if (usage := usage_of(answer)) is None:
         return None
     details = usage.get("prompt_tokens_details")
     return CountedTokens(

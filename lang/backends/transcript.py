@@ -103,3 +103,12 @@ class Transcript:
                 )
             inside = part.kind == "begin" or (inside and part.kind != "end")
         return messages
+
+    def chat(self) -> list[dict[str, str]]:
+        """Return the messages, the open one last. Raises RequestError unless one of the assistant is open."""
+        if self.open_role != "assistant":
+            opened = "none" if self.open_role is None else repr(self.open_role)
+            raise RequestError(
+                f"in a chat only the assistant's messages can be generated, and {opened} is open", param="role"
+            )
+        return self.messages()

@@ -63,7 +63,7 @@ class ItemChannel:
 
     def attach(self, listener: Listener) -> int:
         run, self._new = self._new, None
-        return self._stored.attach_run(listener, run)
+        return self._stored.attach(listener) if run is None else self._stored.attach_run(listener, run)
 
     def detach(self, state: int) -> None:
         self._stored.detach(state)

@@ -7,15 +7,13 @@ played now; requests have threads of their own.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from queue import Empty
+from typing import Any
 
 import msgspec
 
@@ -40,18 +38,14 @@ from ....runtime.protocol.session import (
 )
 from ..calls import ModelCalls, call_later
 from ..http_client import HttpClient
+from ..inbox import InboxChannel, InboxItem
 from ..model import Method, ModelCall
 from .program_history import ProgramHistory, ProgramRequest, StateHistory
-
-if TYPE_CHECKING:
-    from ....runtime.protocol.client import Listener
 
 PATH = "/programs"
 MAX_REQUESTS = 256  # at once
 SETTLE_SECONDS = 0.002  # operations that a program appends within this time of the first go into one request
 MAX_WAIT_SECONDS = 0.02  # for a request that is due, while messages keep coming
-
-_CLOSED = ErrorInfo.of(RuntimeFailed("the backend was closed"))
 
 
 class _Event(msgspec.Struct):
@@ -73,7 +67,7 @@ class _Program:
         self.closed: list[StateHistory] = []  # since the last request
 
 
-class HttpChannel:
+class HttpChannel(InboxChannel):
     """A `Channel` of the runtime that `http` reaches; `answer_call` answers calls that concern no state."""
 
     def __init__(
@@ -83,20 +77,15 @@ class HttpChannel:
         wants_notes: Callable[[], bool] = lambda: False,
     ) -> None:
         """`wants_notes` asks the server, once."""
+        super().__init__("ramiform-http")
         self._http = http
         self._answer_call = answer_call
         self._ask_wants_notes = wants_notes
-        self._numbers = itertools.count(1)
-        self._listeners: dict[int, Listener] = {}
-        self._inbox: SimpleQueue[ToFrontend | Callable[[], None] | None] = SimpleQueue()  # None: the end
-        self._sending = threading.Lock()  # no message may come after the end: it would wait for ever
-        self._ended = False
-        self._calls = ModelCalls(MAX_REQUESTS, self._inbox.put)
+        self._calls = ModelCalls(MAX_REQUESTS, self.inbox.put)
         self._programs: dict[int, _Program] = {}
         self._program_of: dict[int, _Program] = {}  # by state
         self._due: dict[_Program, float] = {}  # when a request for what can be played is made
-        self._thread = threading.Thread(target=self._run, name="ramiform-http", daemon=True)
-        self._thread.start()
+        self.start()
 
     # For every thread
 
@@ -105,91 +94,61 @@ class HttpChannel:
         """Return whether the server keeps records of programs. Asks it at first."""
         return self._ask_wants_notes()
 
-    def attach(self, listener: Listener) -> int:
-        number = next(self._numbers)
-        self._listeners[number] = listener
-        return number
-
-    def detach(self, state: int) -> None:
-        if self._listeners.pop(state, None) is not None:
-            self._inbox.put(Close((state,)))  # takes no lock: garbage collection may call this
-
     def send(self, message: ToFrontend) -> None:
         wire.encode(message)  # raises for what cannot be sent, where the program writes it
-        with self._sending:
-            if self._ended:
-                raise _CLOSED.to_exception()
-            self._inbox.put(message)
+        super().send(message)
 
     def call(self, method: Method) -> Reply:
         return self._answer_call(method, next(self._numbers))
 
-    def close(self) -> None:
-        """End every program. Calling it again does nothing."""
-        with self._sending:
-            if not self._ended:
-                self._ended = True
-                self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
     # On the channel's own thread
 
-    def _run(self) -> None:
-        error = _CLOSED
-        try:
-            while True:
-                try:
-                    message = self._inbox.get(timeout=self._seconds_to_wait())
-                except Empty:
-                    self._request_all_due()
-                    continue
-                if self._due and min(self._due.values()) < time.monotonic() - MAX_WAIT_SECONDS:
-                    self._request_all_due()
-                if message is None:
-                    return
-                self._take(message)
-        except BaseException as bug:
-            error = ErrorInfo.of(bug)
-            raise
-        finally:
-            self._ended = True
-            for program in list(self._programs.values()):
-                self._end(program)
-            for listener in list(self._listeners.values()):
-                listener.fail(error)
+    def next_item(self) -> InboxItem | None:
+        while True:
+            try:
+                item = self.inbox.get(timeout=self._seconds_to_wait())
+            except Empty:
+                self._request_all_due()
+                continue
+            if self._due and min(self._due.values()) < time.monotonic() - MAX_WAIT_SECONDS:
+                self._request_all_due()
+            return item
+
+    def end_programs(self) -> None:
+        for program in list(self._programs.values()):
+            self._end(program)
 
     def _seconds_to_wait(self) -> float | None:
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
-    def _take(self, message: ToFrontend | Callable[[], None]) -> None:
-        match message:
+    def take(self, item: InboxItem) -> None:
+        match item:
             case Play(messages=messages, complete=complete):
                 for part in messages:
-                    self._take(part)
+                    self.take(part)
                 for part in messages:
                     if isinstance(part, Open) and (opened := self._programs.get(part.program)) is not None:
                         opened.complete = complete
                         self._hurry(opened)
             case Open(state=number, program=name):
                 if name not in self._programs:
-                    self._programs[name] = _Program(message, self._lose, call_later(self._inbox.put))
+                    self._programs[name] = _Program(item, self._lose, call_later(self.inbox.put))
                 self._programs[name].history.open(number)
                 self._program_of[number] = self._programs[name]
             case Append():
-                self._append(message)
+                self._append(item)
             case Supply(state=number, op=op, text=text, error=error, label=label):
                 if (known := self._program_of.get(number)) is not None:
                     state = known.history.states.get(number)
                     if state is not None and state.attempt is not None and op == state.num_answered:
-                        self._take_verdict(known, state, state.attempt, message)
+                        self._take_verdict(known, state, state.attempt, item)
                     known.history.supply(number, op, text if error is None else error, label)
                     self._hurry(known)
             case Close(states=states, programs=programs):
                 self._close(states, programs)
             case _:
-                assert callable(message), f"not a message of a program: {message!r}"
-                message()
+                assert callable(item), f"not a message of a program: {item!r}"
+                item()
 
     def _append(self, message: Append) -> None:
         program = self._program_of.get(message.state)
@@ -251,9 +210,7 @@ class HttpChannel:
 
     def _lose_program(self, program: _Program, error: ErrorInfo) -> None:
         self._end(program)
-        for number in program.history.states:
-            if (listener := self._listeners.pop(number, None)) is not None:
-                listener.fail(error)
+        self.lose(program.history.states, error)
 
     def _hurry(self, program: _Program) -> None:
         """Make the program's next request as soon as the inbox is empty."""
@@ -308,7 +265,7 @@ class HttpChannel:
             opened["budget"] = {"tokens": tokens}
 
         def on_event(event: Any) -> None:
-            self._inbox.put(partial(self._receive, program, event))
+            self.inbox.put(partial(self._receive, program, event))
 
         def play(call: ModelCall) -> None:
             try:
@@ -409,7 +366,7 @@ class HttpChannel:
         return True
 
     def _tell(self, state: StateHistory, answer: Delta | Attempted | Done) -> None:
-        if not state.closed and (listener := self._listeners.get(state.number)) is not None:
+        if not state.closed and (listener := self.listeners.get(state.number)) is not None:
             listener.receive(answer)
 
     def _fail(self, program: _Program, state: StateHistory, error: ErrorInfo) -> None:
@@ -420,7 +377,7 @@ class HttpChannel:
 
     def _deliver_failures(self, state: StateHistory, first: int) -> None:
         assert state.failure is not None
-        if state.closed or (listener := self._listeners.get(state.number)) is None:
+        if state.closed or (listener := self.listeners.get(state.number)) is None:
             return
         for op in range(first, len(state.operations)):
             listener.receive(Failed(state.number, op, state.failure))
