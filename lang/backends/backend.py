@@ -77,7 +77,7 @@ class RuntimeEndpoint:
         with self._lock:
             if self._connection is None:
                 if self.address.startswith("http"):
-                    from .runtimes.connect_url import connect_url
+                    from .runtimes.connect import connect_url
 
                     self._connection = connect_url(self.address, self.api_key)
                 else:

@@ -11,13 +11,13 @@ from ...runtime.protocol import choices, session
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
+from ...runtime.protocol.session import Gen
 from .endpoints.endpoint_backend import EndpointBackend
 from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
 from .endpoints.openai_address import EndpointAddress, azure_address, openai_address
 from .endpoints.usage import CountedTokens, TokenUsage
 from .model import ModelCall, ModelOutput, OnText
 from .openai_format import DIALECTS, CompletionEvents, counts_of, sampling_body, scores_of, sequences_of
-from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 
 UNKNOWN_ID = -1  # of every token: the API returns texts only
@@ -104,7 +104,7 @@ class OpenAI(EndpointBackend):
 
     # Methods of `Model`
 
-    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
+    def generate(self, transcript: Transcript, gen: Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         if gen.logprobs is not None:
             raise self._unsupported(
                 "returns no token ids, so log-probabilities of a gen are not supported", "return_logprob"
@@ -166,7 +166,7 @@ class OpenAI(EndpointBackend):
         return openai_address(base_url, api_key)
 
     def _speculate(
-        self, transcript: Transcript, gen: session.Gen, num_ahead: int, on_text: OnText, call: ModelCall
+        self, transcript: Transcript, gen: Gen, num_ahead: int, on_text: OnText, call: ModelCall
     ) -> ModelOutput | None:
         """Make one over-long call. Return None if its text does not show where `gen` ends.
 
@@ -264,3 +264,47 @@ def _taken(
 
 def _open_message(transcript: Transcript) -> str:
     return transcript.messages()[-1]["content"]
+
+
+# Speculative execution: one over-long call, whose text also answers the program's later gens. A chat or completion
+# endpoint computes a prompt again at every call. Where gens end at stop strings, the model is likely to write the
+# program's next constant by itself; as long as it does, its text is the answer to the later gens too. The distribution
+# is that of separate calls: a text, given the text before it. Source: SGLang (Zheng et al. 2024), section 4.3.
+
+
+def can_take(gen: Gen) -> bool:
+    """Return True if `gen` wants nothing but text, and the text alone shows where it ends."""
+    sampling = gen.sampling
+    return (
+        gen.n == 1
+        and gen.logprobs is None
+        and bool(sampling.stop)
+        and sampling.constraint is None
+        and not sampling.stop_regex
+        and not sampling.stop_token_ids
+        and not sampling.min_new_tokens
+        and not sampling.ignore_eos
+        and not sampling.no_stop_trim
+    )
+
+
+def sampling_without_stop(sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters that draw text, without those that end it. They must agree for a text to be taken."""
+    return msgspec.structs.replace(sampling, stop=(), max_new_tokens=0)
+
+
+def take(ahead: SpeculatedText, gen: Gen) -> tuple[str, Finish, SpeculatedText | None] | None:
+    """Return the text that answers `gen`, its finish, and the speculated text that is left; None if it has no end.
+
+    A token is at least one byte, so a text of at most `max_new_tokens` bytes is within the limit.
+    """
+    if ahead.sampling != sampling_without_stop(gen.sampling):
+        return None
+    found = [(ahead.text.index(stop), -len(stop), stop) for stop in gen.sampling.stop if stop in ahead.text]
+    if not found and not ahead.ended:
+        return None
+    end, _, stop = min(found) if found else (len(ahead.text), 0, None)
+    if len((ahead.text[:end] + (stop or "")).encode()) > gen.sampling.max_new_tokens:
+        return None
+    left = None if stop is None else SpeculatedText(ahead.text[end:], ahead.sampling, ahead.ended)
+    return ahead.text[:end], Finish("stop", stop), left

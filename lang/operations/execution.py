@@ -27,9 +27,8 @@ from ...runtime.protocol.session import (
     Text,
 )
 from ..backends.backend import Channel
-from .notes import NoteTaker, traceparent
 from .operation_log import OperationLog
-from .recording import OperationTimes, Recording
+from .recording import NoteTaker, OperationTimes, Recording, traceparent
 from .source_location import program_location, traceback_location, with_location
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ...runtime.protocol.errors import RequestError
-from .definition import read_definition
-from .signature import signature_of
+from .interface import read_definition, signature_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
