@@ -129,8 +129,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page with a plot of each score, the examples and their traces. It needs no other files."""
         head = f'<meta name="color-scheme" content="light dark"><title>{escape(self.program)}</title>'
-        page = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{head}</head><body>{_fragment(self)}</body></html>\n'
-        Path(path).write_text(page, encoding="utf-8")
+        page = f'<head><meta charset="utf-8">{head}</head><body>{_fragment(self)}</body>'
+        Path(path).write_text(f'<!doctype html><html lang="en">{page}</html>\n', encoding="utf-8")
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one row an example: its values, scores, error, text, seconds and tokens."""

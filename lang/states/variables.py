@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,40 +25,30 @@ from ..types.questions import with_values
 from ..types.result_types import ResultType
 
 
-class Variable(Protocol):
-    """A variable of a state."""
-
-    def get(self) -> Any:
-        """Wait for the value. Raises the error of its operation."""
-        ...
-
-    def meta(self) -> Any:
-        """Return the meta info of its generation: a dict, a list of dicts, or None; waits for it."""
-        ...
-
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        """Return the operations that make up its text: log, first and end index. None if it is not text of a state."""
-        ...
-
-    def needs(self) -> Sequence[tuple[OperationLog, int]]:
-        """Return what must be answered before it can be read without waiting: log and end index of operations."""
-        ...
-
-
-class _TextVariable:
-    """Base of variables whose value is known once their text is."""
+class Variable:
+    """Base of a state's variables."""
 
     __slots__ = ()
 
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
+    def get(self) -> Any:
+        """Wait for the value. Raises the error of its operation."""
         raise NotImplementedError
 
+    def meta(self) -> Any:
+        """Return the meta info of its generation: a dict, a list of dicts, or None; waits for it."""
+        return None
+
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
+        """Return the operations that make up its text: log, first and end index. Nothing for other values."""
+        return ()
+
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
+        """Return what must be answered before it can be read without waiting: log and end index of operations."""
         return [(log, end) for log, _, end in self.spans()]
 
 
-@dataclass(frozen=True, slots=True)
-class AssignedVariable:
+@dataclass(slots=True)
+class AssignedVariable(Variable):
     """A value set by the program."""
 
     value: Any
@@ -66,22 +56,25 @@ class AssignedVariable:
     def get(self) -> Any:
         return self.value
 
-    def meta(self) -> None:
-        return None
-
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ()
-
-    def needs(self) -> Sequence[tuple[OperationLog, int]]:
-        return ()
-
 
 @dataclass(slots=True)
-class GeneratedVariable(_TextVariable):
-    """The result of a Gen: one value, or a list of values for n > 1. Parsed once, at the first read."""
+class OperationVariable(Variable):
+    """Base of variables that come with the answer to one operation, whose text is theirs."""
 
     handle: StateHandle  # held so that the runtime keeps the state
     operation: int
+
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
+        return ((self.handle.log, self.operation, self.operation + 1),)
+
+    def _done(self) -> session.Done:
+        return self.handle.log.wait_for(self.operation)
+
+
+@dataclass(slots=True)
+class GeneratedVariable(OperationVariable):
+    """The result of a Gen: one value, or a list of values for n > 1. Parsed once, at the first read."""
+
     name: str
     result: ResultType
     location: str
@@ -101,11 +94,8 @@ class GeneratedVariable(_TextVariable):
             metas[0]["attempts"] = list(self.attempts.attempts)
         return metas if self.num_samples > 1 else metas[0]
 
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.handle.log, self.operation, self.operation + 1),)
-
     def _sequences(self) -> list[session.Sequence]:
-        sequences = self.handle.log.wait_for(self.operation).sequences
+        sequences = self._done().sequences
         assert sequences is not None
         return sequences
 
@@ -132,12 +122,9 @@ class CapturedVariable(GeneratedVariable):
         return ((self.handle.log, self.operation + 1),)
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedVariable(_TextVariable):
+@dataclass(slots=True)
+class SelectedVariable(OperationVariable):
     """The choice that the runtime selected."""
-
-    handle: StateHandle
-    operation: int
 
     def get(self) -> str:
         return self._choice().text
@@ -145,21 +132,16 @@ class SelectedVariable(_TextVariable):
     def meta(self) -> dict[str, Any]:
         return meta_of_choice(self._choice())
 
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.handle.log, self.operation, self.operation + 1),)
-
     def _choice(self) -> session.Choice:
-        choice = self.handle.log.wait_for(self.operation).choice
+        choice = self._done().choice
         assert choice is not None
         return choice
 
 
-@dataclass(frozen=True, slots=True)
-class CustomSelectedVariable(_TextVariable):
+@dataclass(slots=True)
+class CustomSelectedVariable(SelectedVariable):
     """The choice that the user's own choices method selected; the scores are those of the operation before."""
 
-    handle: StateHandle
-    operation: int
     decision: dict[str, Any]
 
     def get(self) -> str:
@@ -167,20 +149,16 @@ class CustomSelectedVariable(_TextVariable):
 
     def meta(self) -> dict[str, Any]:
         self.get()
-        choice = self.handle.log.wait_for(self.operation).choice
-        assert choice is not None
-        return meta_of_choice(choice) | self.decision
+        return meta_of_choice(self._choice()) | self.decision
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.handle.log, self.operation + 1, self.operation + 2),)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolVariable:
+@dataclass(slots=True)
+class ToolVariable(OperationVariable):
     """The value that a tool returned. Its text is the call."""
 
-    handle: StateHandle
-    operation: int
     outcome: ToolOutcome
 
     def get(self) -> Any:
@@ -189,28 +167,23 @@ class ToolVariable:
 
     def meta(self) -> dict[str, Any]:
         self.get()
-        sequences = self.handle.log.wait_for(self.operation).sequences
+        sequences = self._done().sequences
         assert sequences is not None
         return meta_of_sequence(sequences[0]) | {"tool_call": self.outcome.meta()}
-
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.handle.log, self.operation, self.operation + 1),)
 
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return ((self.handle.log, self.operation + 2),)
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionVariable:
+@dataclass(slots=True)
+class DecisionVariable(OperationVariable):
     """The answer to one of the questions of a Decide."""
 
-    handle: StateHandle
-    operation: int
     index: int
     values: Mapping[str | bool, Any] | None = None  # what the choices stand for
 
     def get(self) -> DecisionAnswer:
-        answers = self.handle.log.wait_for(self.operation).answers
+        answers = self._done().answers
         assert answers is not None
         answer = answers[self.index]
         return answer if self.values is None else with_values(answer, self.values)
@@ -225,8 +198,8 @@ class DecisionVariable:
         return ((self.handle.log, self.operation + 1),)
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeVariable(_TextVariable):
+@dataclass(slots=True)
+class ScopeVariable(Variable):
     """The text appended inside `with s.var_scope(name)`."""
 
     handle: StateHandle
@@ -237,15 +210,12 @@ class ScopeVariable(_TextVariable):
         log = self.handle.log
         return "".join(log.wait_for(index).text for index in log.visible(self.first, self.end))
 
-    def meta(self) -> None:
-        return None
-
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.handle.log, self.first, self.end),)
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredVariable:
+@dataclass(slots=True)
+class GatheredVariable(Variable):
     """The values of one name in the branches of a fork, in the branches' order."""
 
     values: tuple[Variable, ...]
@@ -265,9 +235,6 @@ class GatheredVariable:
 
     def meta(self) -> list[Any]:
         return [value.meta() for value in self.values]
-
-    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ()
 
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return [need for value in self.values for need in value.needs()]

@@ -8,7 +8,6 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -107,9 +106,7 @@ class Cache:
         wrap_channels(self._wrapped)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         unwrap_channels(self._wrapped)
 
     def _wrapped(self, backend: Backend, channel: Channel) -> Channel:

@@ -16,6 +16,7 @@ from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..backends.transcript import check_joinable
 from .answers import AnswerStore, Lookup, StateContent, StoredAnswer, StoredRequest, StoredRun, normalised
 from .remote import ForkPoint, Post, Remotes, RemoteState
 
@@ -149,11 +150,8 @@ class StoredExecutor:
 
     def since_fork(self) -> tuple[Appended, ...]:
         """Return what was appended since the fork. Raises RequestError unless the message open there is open."""
-        role, begun = self._content.open_role, self._content.num_roles > self._roles_at_fork
-        if role is not None and (begun or self._role_at_fork is None):
-            raise RequestError(f"a fork cannot be joined while its role {role!r} is open", param="role")
-        if self._role_at_fork is not None and role is None:
-            raise RequestError(f"a fork that ended role {self._role_at_fork!r} cannot be joined", param="role")
+        has_begun = self._content.num_roles > self._roles_at_fork
+        check_joinable(self._role_at_fork, self._content.open_role, has_begun=has_begun)
         return tuple(self._appended)
 
     def join(self, appended: Sequence[tuple[Appended, ...]]) -> OperationResult:

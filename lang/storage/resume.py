@@ -147,11 +147,9 @@ class KeptToolCallback:
 
 
 def checkpointed(
-    path: str | os.PathLike[str] | None, program: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-) -> list[CheckpointItem | None]:
-    """Return the item of each call, by its index and arguments; None without a checkpoint."""
-    if path is None:
-        return [None] * len(calls)
+    path: str | os.PathLike[str], program: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> list[CheckpointItem]:
+    """Return the item of each call, by its index and arguments."""
     run = CheckpointedRun(open_checkpoint(path, program))
     return [CheckpointItem(run, f"{index}:{_digest(args, kwargs)}") for index, (args, kwargs) in enumerate(calls)]
 

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ...runtime.protocol.errors import RequestError
 from .interface import read_definition, signature_of
@@ -80,34 +80,23 @@ class DeclaredTool(Generic[P, R]):
 AnyTool = DeclaredTool[..., Any] | Callable[..., Any] | Mapping[str, Any]
 
 
+class ToolOptions(TypedDict, total=False):
+    """Keyword arguments of `tool`."""
+
+    name: str | None
+    description: str | None
+    pure: bool
+    speculate: bool
+
+
+@overload
+def tool(function: Callable[P, R], **options: Unpack[ToolOptions]) -> DeclaredTool[P, R]: ...
 @overload
 def tool(
-    function: Callable[P, R],
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    pure: bool = False,
-    speculate: bool = False,
-) -> DeclaredTool[P, R]: ...
-@overload
-def tool(
-    function: Mapping[str, Any],
-    handler: Callable[..., Any] | None = None,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    pure: bool = False,
-    speculate: bool = False,
+    function: Mapping[str, Any], handler: Callable[..., Any] | None = None, **options: Unpack[ToolOptions]
 ) -> DeclaredTool[..., Any]: ...
 @overload
-def tool(
-    function: None = None,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    pure: bool = False,
-    speculate: bool = False,
-) -> Callable[[Callable[P, R]], DeclaredTool[P, R]]: ...
+def tool(function: None = None, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], DeclaredTool[P, R]]: ...
 def tool(
     function: Any = None,
     handler: Callable[..., Any] | None = None,

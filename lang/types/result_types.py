@@ -51,16 +51,8 @@ _INT = ResultType("int", int, _regex(rf" ?[-+]?{_DIGITS}\n?"), stop=("\n",))
 _FLOAT = ResultType("float", float, _regex(rf" ?[-+]?{_DIGITS}(\.{_DIGITS})?\n?"), stop=("\n",))
 _BOOL = ResultType("bool", _parse_bool, _regex(" ?(True|False|true|false)"))
 _STR = ResultType("str", _parse_quoted, _regex(r' ?"([^"\\\n]|\\["\\/bfnrt])*"'))
-_DTYPES: dict[Any, ResultType] = {
-    int: _INT,
-    float: _FLOAT,
-    bool: _BOOL,
-    str: _STR,
-    "int": _INT,
-    "float": _FLOAT,
-    "bool": _BOOL,
-    "str": _STR,
-}
+_DTYPES: dict[Any, ResultType] = {int: _INT, float: _FLOAT, bool: _BOOL, str: _STR}
+_DTYPES |= {kind.__name__: result for kind, result in _DTYPES.items()}
 TEXT = ResultType("text", str)
 
 
