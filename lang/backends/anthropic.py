@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Unpack
+from typing import Unpack
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
@@ -65,7 +65,7 @@ class Anthropic(EndpointBackend):
         sequences = []
         for _ in range(gen.n):
             cutter = StopCutter(own_stops(gen.sampling), skips_space=bool(space))
-            events = MessageEvents(on_text if gen.n == 1 else _ignore, cutter)
+            events = MessageEvents(on_text if gen.n == 1 else lambda text: None, cutter)
             answer = self._client.stream("/v1/messages", {**body, "stream": True}, call, events, num_tokens=num_tokens)
             sequences.append(sequence_of(answer, cutter))
         return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
@@ -74,7 +74,3 @@ class Anthropic(EndpointBackend):
         raise self._unsupported(
             "returns no log-probabilities, so no select; use gen with schema=Literal[...]", "choices"
         )
-
-
-def _ignore(text: str) -> Any:
-    """Give out no text: samples are not streamed."""

@@ -177,7 +177,7 @@ class OpenAI(EndpointBackend):
         sampling = msgspec.structs.replace(gen.sampling, stop=(), max_new_tokens=length)
         written, path, prompt = "", *self._prompt(transcript, fresh_message=True)
         if "messages" in prompt and transcript.has_roles and not self._continues:
-            written = _open_message(transcript)
+            written = transcript.messages()[-1]["content"]
         is_drawn = not sampling.greedy and sampling.seed is None
         num_spent = 0
         for _ in range(SPECULATION_ATTEMPTS if written and is_drawn else 1):
@@ -260,10 +260,6 @@ def _taken(
     )
     sequence = counts.sequence(text, finish)
     return ModelOutput([sequence], (TranscriptPart("generated", text),), rest)
-
-
-def _open_message(transcript: Transcript) -> str:
-    return transcript.messages()[-1]["content"]
 
 
 # Speculative execution: one over-long call, whose text also answers the program's later gens. A chat or completion

@@ -47,7 +47,8 @@ class Scripted(LocalBackend):
     def generate(self, transcript: Transcript, gen: protocol.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         answer = self._next(transcript)
         texts = [answer] if isinstance(answer, str) else answer
-        if not _is_texts(texts) or (len(texts) != gen.n and (gen.n > 1 or not texts)):
+        are_texts = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+        if not are_texts or (len(texts) != gen.n and (gen.n > 1 or not texts)):
             raise RequestError(f"a gen of {gen.n} is answered by {answer!r}", param="answers")
         if gen.n == 1:
             texts = ["".join(texts)] if not gen.stream else texts
@@ -106,10 +107,6 @@ def _in_turn(answers: Sequence[Any]) -> Callable[[str], Any]:
         )
 
     return answer
-
-
-def _is_texts(texts: Any) -> bool:
-    return isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
 
 
 def _sequence(transcript: Transcript, text: str, stops: tuple[str, ...]) -> protocol.Sequence:

@@ -89,7 +89,9 @@ async def aevaluate(
         raise RequestError(f"metric must be a function of the example and the state, got {metric!r}", param="metric")
     if not isinstance(concurrency, int) or concurrency < 1:
         raise RequestError(f"concurrency must be a positive integer, got {concurrency!r}", param="concurrency")
-    _check_options(program, options)
+    allowed = {*RUN_ARGUMENTS, *OPTIONS, *program.parameters}
+    if (unknown := next((name for name in options if name not in allowed), None)) is not None:
+        raise RequestError(f"evaluate has no option {unknown!r}{did_you_mean(unknown, allowed)}", param=unknown)
     if not (examples := read_dataset(dataset)):
         raise RequestError("dataset has no examples", param="dataset")
     required = [name for name in program.required if name not in options]
@@ -181,12 +183,6 @@ def _scores(score: Any) -> dict[str, float]:
     if not given or wrong is not None or any(value != value for value in given.values()):
         raise RequestError(f"metric must return a number or names with numbers, got {score!r}", param="metric")
     return {str(name): float(value) for name, value in given.items()}
-
-
-def _check_options(program: Program, options: Mapping[str, Any]) -> None:
-    allowed = {*RUN_ARGUMENTS, *OPTIONS, *program.parameters}
-    if (unknown := next((name for name in options if name not in allowed), None)) is not None:
-        raise RequestError(f"evaluate has no option {unknown!r}{did_you_mean(unknown, allowed)}", param=unknown)
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, Any]:

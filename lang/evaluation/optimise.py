@@ -161,7 +161,15 @@ async def aoptimise(
         ranked: list[tuple[float, int, _Candidate]] = []
         for index, candidate in enumerate(candidates):
             report = await judge(candidate, judging[:num_examples])
-            trials.append(_trial(candidate, pool, report))
+            trials.append(
+                Trial(
+                    instruction=candidate.instruction,
+                    demonstrations=[pool[index] for index in candidate.demonstrations],
+                    score=report.score,
+                    num_examples=len(report.results),
+                    tokens=report.tokens,
+                )
+            )
             ranked.append((-report.score, index, candidate))
             failed += [result.error for result in report.results if result.error is not None]
         if len(failed) == sum(trial.num_examples for trial in trials):
@@ -227,7 +235,11 @@ def _candidates(
 def _with_prompt(program: Program, candidate: _Candidate, pool: Sequence[dict[str, Any]]) -> Program:
     """Return the program with the candidate's prompt."""
     if program.is_signature:
-        examples = [_signature_demonstration(program, pool[index]) for index in candidate.demonstrations]
+        answer = program.function.__name__
+        examples = [
+            SignatureDemonstration({name: one[name] for name in program.parameters if name in one}, one[answer])
+            for one in map(pool.__getitem__, candidate.demonstrations)
+        ]
         return program.with_prompt(candidate.instruction, examples or None)
     given: dict[str, Any] = {}
     if candidate.instruction is not None:
@@ -235,19 +247,3 @@ def _with_prompt(program: Program, candidate: _Candidate, pool: Sequence[dict[st
     if candidate.demonstrations:
         given["demonstrations"] = [pool[index] for index in candidate.demonstrations]
     return program.bind(**given)
-
-
-def _signature_demonstration(program: Program, values: Mapping[str, Any]) -> SignatureDemonstration:
-    """Return the demonstration of these values, of which the one of the function's name is the answer."""
-    arguments = {name: values[name] for name in program.parameters if name in values}
-    return SignatureDemonstration(arguments, values[program.function.__name__])
-
-
-def _trial(candidate: _Candidate, pool: Sequence[dict[str, Any]], report: Report) -> Trial:
-    return Trial(
-        instruction=candidate.instruction,
-        demonstrations=[pool[index] for index in candidate.demonstrations],
-        score=report.score,
-        num_examples=len(report.results),
-        tokens=report.tokens,
-    )

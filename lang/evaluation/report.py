@@ -141,9 +141,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             rows.writerow(head)
             for one in self.results:
                 values = [one.example.get(name) for name in names]
+                cells = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
                 scores = [one.scores.get(name, 0.0) for name in self.score_names]
                 tokens = (one.tokens.prompt, one.tokens.cached, one.tokens.completion)
-                rows.writerow([one.index, *map(_cell, values), *scores, one.error, one.text, one.seconds, *tokens])
+                rows.writerow([one.index, *cells, *scores, one.error, one.text, one.seconds, *tokens])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, which `Report.load` reads."""
@@ -189,10 +190,6 @@ def _times(results: Sequence[ExampleResult]) -> str:
     seconds = [result.seconds for result in results] or [0.0]
     deciles = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
     return f"an example {deciles[4]:.2f} s (median), {deciles[8]:.2f} s (p90)"
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 # Statistics

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.protocol.errors import RequestError
-from ...runtime.protocol.sampling import Constraint
 from ..constraints.nodes import (
     MAX_REPEAT,
     CaptureNode,
@@ -22,7 +21,7 @@ from ..constraints.nodes import (
     maybe,
 )
 from ..constraints.patterns import pattern_node, text_before
-from ..types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema
+from ..types.result_types import TEXT, ResultType
 from .choices import token_length_normalized
 from .expr import RUN_ARGUMENTS, Constant, Expr, GenExpr, SelectExpr, parts_of
 from .format_marks import refuse_marks
@@ -255,7 +254,7 @@ def _gen_constraint(gen: GenExpr) -> ConstraintExpr:
     if gen.additional_properties == "schema":
         raise _refused(gen, "additional_properties")
     rules: dict[str, Node] = {}
-    constraint, result = _constraint_and_result(gen)
+    constraint, result = gen.constraint()
     if constraint is None:
         node = text_before(stops) if all(isinstance(stop, str) for stop in stops) else None
         if node is None:
@@ -282,20 +281,6 @@ def _gen_constraint(gen: GenExpr) -> ConstraintExpr:
             raise RequestError("the JSON schema is nested too deeply", param="json_schema") from None
     made = _named(gen.name, node, result)
     return ConstraintExpr(made.node, rules, made.results)
-
-
-def _constraint_and_result(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
-    if gen.dtype is not None:
-        result = of_dtype(gen.dtype)
-        return result.constraint, result
-    if gen.schema is not None:
-        result = of_schema(gen.schema)
-        return result.constraint, result
-    if gen.json_schema is not None:
-        return Constraint("json_schema", json_schema_text(gen.json_schema)), TEXT
-    if gen.regex is not None:
-        return Constraint("regex", gen.regex), TEXT
-    return None, TEXT
 
 
 def _refused(gen: GenExpr, argument: str) -> RequestError:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...runtime.protocol.errors import RequestError
-from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties
+from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, Constraint
 from ..tools.tool_set import OnError, ToolSet
-from ..types.result_types import ReasoningFormat
+from ..types.result_types import TEXT, ReasoningFormat, ResultType, json_schema_text, of_dtype, of_schema
 from .attempts import GenCheck
 from .choices import Method
 from .format_marks import has_mark, mark_of, split_at_marks
@@ -101,6 +101,23 @@ class GenExpr(Expr):
     additional_properties: AdditionalProperties | None = None
     check: GenCheck | None = None
     reasoning: ReasoningFormat | None = None
+
+    def constraint(self) -> tuple[Constraint | None, ResultType]:
+        """Return the constraint of the text, and the type of its value. Raises RequestError for a type without one."""
+        if self.dtype is not None or self.schema is not None:
+            result = of_schema(self.schema) if self.dtype is None else of_dtype(self.dtype)
+            return result.constraint, result
+        if self.regex is not None:
+            return Constraint("regex", self.regex), TEXT
+        if self.json_schema is not None:
+            return Constraint("json_schema", json_schema_text(self.json_schema)), TEXT
+        if self.grammar is not None:
+            return Constraint("grammar", self.grammar), TEXT
+        if self.tools is not None:
+            return self.tools.constraint, TEXT
+        if self.structural_tag is not None:
+            return Constraint("structural_tag", self.structural_tag, additional_properties="closed"), TEXT
+        return None, TEXT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
-from ...runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, Parameter, SamplingParams
+from ...runtime.protocol.sampling import PARAMETERS, LogprobParams, Parameter, SamplingParams
 from ..tools.call_format import offer
 from ..tools.tool_set import ToolCallback, ToolOutcome
-from ..types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
+from ..types.result_types import ResultType, separated
 from .attempts import CheckedAttempts
 from .callbacks import Callback
 from .captures import CUTTING_ARGUMENTS, CapturedTexts, ConstraintExpr, compiled
@@ -171,7 +171,7 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
     """
 
     pick = {**defaults, **{name: value for name, value in gen.sampling.items() if value is not None}}.get
-    constraint, result = _constraint_of(gen)
+    constraint, result = gen.constraint()
     if constraint is not None and gen.additional_properties is not None:
         constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
     given = {
@@ -229,26 +229,6 @@ def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:
             "lora": checked_lora(defaults.get("lora") if select.lora is None else select.lora),
         },
     )
-
-
-def _constraint_of(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
-    if gen.dtype is not None:
-        result = of_dtype(gen.dtype)
-        return result.constraint, result
-    if gen.schema is not None:
-        result = of_schema(gen.schema)
-        return result.constraint, result
-    if gen.regex is not None:
-        return Constraint("regex", gen.regex), TEXT
-    if gen.json_schema is not None:
-        return Constraint("json_schema", json_schema_text(gen.json_schema)), TEXT
-    if gen.grammar is not None:
-        return Constraint("grammar", gen.grammar), TEXT
-    if gen.tools is not None:
-        return gen.tools.constraint, TEXT
-    if gen.structural_tag is not None:
-        return Constraint("structural_tag", gen.structural_tag, additional_properties="closed"), TEXT
-    return None, TEXT
 
 
 def _logprobs(wanted: bool | None, num_top: int | None, prompt_from: int | None) -> LogprobParams | None:

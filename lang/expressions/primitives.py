@@ -364,7 +364,7 @@ def questions_of(given: Mapping[str, Any]) -> tuple[tuple[Question, Mapping[str 
             check([question])
         except RequestError as error:
             raise RequestError(f"{name}: {error}", param=name) from None
-        asked.append(type(question)(**{**_fields(question), "name": name}))
+        asked.append(type(question)(**{**msgspec.structs.asdict(question), "name": name}))
     check(asked)
     return tuple(zip(asked, stand_for, strict=True))
 
@@ -377,10 +377,6 @@ def image(path: object) -> NoReturn:
 def video(path: object, num_frames: object = None) -> NoReturn:
     """Raise RequestError: SGLang's programs may hold videos, and no model here reads them."""
     _refuse("video", path)
-
-
-def _fields(question: Question) -> dict[str, Any]:
-    return {field: getattr(question, field) for field in question.__struct_fields__}
 
 
 def _described(param: str, given: Any) -> list[tuple[Any, str | None]]:

@@ -11,21 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
-from ...runtime.protocol.session import (
-    MAX_NOTE,
-    Append,
-    Budget,
-    Close,
-    Fork,
-    Note,
-    Open,
-    Play,
-    RoleBegin,
-    RoleEnd,
-    Supply,
-    Text,
-)
 from ..backends.backend import Channel
 from .operation_log import OperationLog
 from .recording import NoteTaker, OperationTimes, Recording, traceparent
@@ -60,7 +47,7 @@ class Execution:
         self,
         channel: Channel,
         *,
-        budget: Budget | None = None,
+        budget: session.Budget | None = None,
         deferred: bool = False,
         may_wait: bool = True,
         recording: Recording | None = None,
@@ -79,8 +66,8 @@ class Execution:
         self._keep_callback = keep_callback
         self._budget = budget
         self._program: int | None = None
-        self._deferred: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
-        self._texts: list[Open | Append | Close] = []  # of an async program, sent with the next message
+        self._deferred: list[tuple[session.Open | session.Append, OperationLog]] | None = [] if deferred else None
+        self._texts: list[session.Open | session.Append | session.Close] = []  # of an async program
         # Guards `_deferred` and `_texts`: one thread may append while another one flushes.
         self._sending = threading.RLock()
         self._detached: list[int] = []
@@ -94,7 +81,7 @@ class Execution:
         return self._deferred is not None
 
     @property
-    def kept_messages(self) -> list[tuple[Open | Append, OperationLog]]:
+    def kept_messages(self) -> list[tuple[session.Open | session.Append, OperationLog]]:
         """Return the messages that are still kept, in order, each with its state's log."""
         return list(self._deferred or ())
 
@@ -122,16 +109,16 @@ class Execution:
         """Open the program's first state; the program has the state's number."""
         self._program = number
         if self._notes is None:
-            self._send(Open(number, number, self._budget), log)
+            self._send(session.Open(number, number, self._budget), log)
         else:
-            title = None if self._title is None else self._title[:MAX_NOTE]
-            self._send(Open(number, number, self._budget, title, traceparent()), log)
+            title = None if self._title is None else self._title[: session.MAX_NOTE]
+            self._send(session.Open(number, number, self._budget, title, traceparent()), log)
 
-    def append(self, message: Append, log: OperationLog) -> None:
+    def append(self, message: session.Append, log: OperationLog) -> None:
         """Send operations, or keep them. Raises RamiformError if they cannot be sent."""
         self._send(message, log)
 
-    def notes(self, log: OperationLog, location: str, names: Mapping[int, str]) -> list[Note]:
+    def notes(self, log: OperationLog, location: str, names: Mapping[int, str]) -> list[session.Note]:
         """Return the notes of the log's next operations, for a server that keeps records."""
         return [] if self._notes is None else self._notes.notes(log, len(log.operations), location, names)
 
@@ -143,20 +130,20 @@ class Execution:
             return
         with log.changed:
             first = len(log.operations)
-            message = Append(log.number, first, [], self._notes.notes(log, first, "", {}, ended=True))
+            message = session.Append(log.number, first, [], self._notes.notes(log, first, "", {}, ended=True))
             with contextlib.suppress(RamiformError):  # the runtime is gone, which the program learns from its log
                 self._send(message, log)
 
-    def supply(self, message: Supply) -> None:
+    def supply(self, message: session.Supply) -> None:
         """Answer an Ask, if the runtime is still there. Never raises RamiformError."""
         if self._notes is not None and (log := self._logs.get(message.state)) is not None:
             label = log.labels.get(message.op)
-            message = message if label is None else replace(message, label=label()[:MAX_NOTE])
+            message = message if label is None else replace(message, label=label()[: session.MAX_NOTE])
         try:
             self.channel.send(message)
         except RequestError as error:  # the text cannot be sent, but the reason can
             with contextlib.suppress(RamiformError):
-                self.channel.send(Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
+                self.channel.send(session.Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
         except RamiformError:
             return  # the runtime is gone, which every reader learns from its log
 
@@ -179,7 +166,7 @@ class Execution:
                 self._send_texts()
                 return
             try:
-                self.channel.send(Play([message for message, _ in self._deferred], complete))
+                self.channel.send(session.Play([message for message, _ in self._deferred], complete))
             except RequestError:
                 for message, log in self._deferred:  # one by one, to find the message at fault
                     self._send_alone(message, log)
@@ -209,7 +196,7 @@ class Execution:
         if self._notes is not None:
             told = ErrorInfo.of(error)
             line = told.line or getattr(error, "line", None) or traceback_location(error.__traceback__)
-            self.failure = replace(told, message=told.message[:MAX_NOTE], line=line or None)
+            self.failure = replace(told, message=told.message[: session.MAX_NOTE], line=line or None)
 
     def note_cause(self, state: int, error: BaseException) -> None:
         """Note the exception of a function of the program's own that fails a state: the cause of the state's error."""
@@ -225,7 +212,7 @@ class Execution:
         with self._lock:
             logs = dict(sorted(self._logs.items()))
         for log in list(logs.values()):
-            forked = [one.children for one in list(log.operations) if isinstance(one, Fork)]
+            forked = [one.children for one in list(log.operations) if isinstance(one, session.Fork)]
             for child in (child for children in forked for child in children):
                 logs.setdefault(child, OperationLog())  # of a branch that is not held any more
         for number, log in logs.items():
@@ -246,7 +233,7 @@ class Execution:
             if self._deferred is None and self._program is not None:
                 failure = None if self._notes is None else self.failure
                 with contextlib.suppress(RamiformError):
-                    self.channel.send(Close((), (self._program,), failure))
+                    self.channel.send(session.Close((), (self._program,), failure))
             self._deferred = None
         self.attached.clear()
         self._forget_detached()
@@ -259,7 +246,7 @@ class Execution:
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
                     self.loop.call_soon_threadsafe(task.cancel)
 
-    def _send(self, message: Open | Append, log: OperationLog) -> None:
+    def _send(self, message: session.Open | session.Append, log: OperationLog) -> None:
         with self._sending:
             if self._deferred is not None:
                 self._deferred.append((message, log))
@@ -271,7 +258,7 @@ class Execution:
                 self.channel.send(message)
             else:
                 try:
-                    self.channel.send(Play([*self._texts, message]))
+                    self.channel.send(session.Play([*self._texts, message]))
                     self._texts = []
                 except RequestError:
                     self._send_texts()
@@ -283,7 +270,7 @@ class Execution:
             texts, self._texts = self._texts, []
             try:
                 if texts:
-                    self.channel.send(texts[0] if len(texts) == 1 else Play(texts))
+                    self.channel.send(texts[0] if len(texts) == 1 else session.Play(texts))
             except RequestError:  # together they are too long for a message
                 for text in texts:
                     self.channel.send(text)
@@ -296,27 +283,27 @@ class Execution:
                 return
             self.channel.detach(number)
 
-    def _send_alone(self, message: Open | Append, log: OperationLog) -> None:
+    def _send_alone(self, message: session.Open | session.Append, log: OperationLog) -> None:
         try:
             self.channel.send(message)
         except RamiformError as error:
             location = program_location()
-            if isinstance(message, Append) and message.operations:
+            if isinstance(message, session.Append) and message.operations:
                 location = log.locations[message.first]
             raise with_location(ErrorInfo.of(error), location).to_exception() from None
 
 
-def _is_text(message: Open | Append) -> bool:
+def _is_text(message: session.Open | session.Append) -> bool:
     """Return whether a message appends nothing but short texts and borders of messages, and can be encoded."""
-    if not isinstance(message, Append) or not message.operations:
+    if not isinstance(message, session.Append) or not message.operations:
         return False
     for operation in message.operations:
         match operation:
-            case Text(text=text) if len(text) <= MAX_KEPT and (text.isascii() or _is_unicode(text)):
+            case session.Text(text=text) if len(text) <= MAX_KEPT and (text.isascii() or _is_unicode(text)):
                 pass
-            case RoleBegin(role=role, tools=None) if role.isascii():
+            case session.RoleBegin(role=role, tools=None) if role.isascii():
                 pass
-            case RoleEnd():
+            case session.RoleEnd():
                 pass
             case _:
                 return False

@@ -32,7 +32,7 @@ class OperationLog:
     """
 
     def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
-        self._allow_wait = about_to_wait or _allow_any_wait
+        self._allow_wait = about_to_wait or (lambda blocking: None)
         self.number = 0  # the state's, once it is attached
         self.on_waited: list[Callable[[float], None]] = []  # called after a wait with its `perf_counter()` begin
         self.changed = threading.Condition()
@@ -346,7 +346,3 @@ def _fail_branches(
     while branches:  # a loop, since forks of forks may be deep
         if (child := branches.pop()) is not None:
             branches += child._inherit_failure(error, raised, cause)
-
-
-def _allow_any_wait(blocking: bool) -> None:
-    """Do nothing: every wait is allowed."""

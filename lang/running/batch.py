@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from ...runtime.protocol.errors import RequestError
 from ..backends.backend import Channel
@@ -199,7 +199,9 @@ def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
         try:
             state, finish = begin(index)
         except Exception as error:
-            return lambda error=error: _raise(error)  # type: ignore[misc]
+            failed = Future[ProgramState]()
+            failed.set_exception(error)
+            return failed.result
         running[index] = state
 
         def end() -> ProgramState:
@@ -218,10 +220,6 @@ def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
     finally:
         for state in running.values():
             state.close()
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 @contextlib.contextmanager

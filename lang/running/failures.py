@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_tb
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.protocol.errors import RamiformError
@@ -79,7 +80,7 @@ def program_line(error: BaseException) -> str | None:
     seen: BaseException | None = error
     while seen is not None:
         found = None
-        for frame, line in _frames(seen.__traceback__):
+        for frame, line in walk_tb(seen.__traceback__):
             file = frame.f_code.co_filename
             if not is_ours(file) and not file.startswith((_STDLIB, "<frozen")) and "site-packages" not in file:
                 found = f"{file}:{line}"
@@ -135,9 +136,3 @@ class Folded:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             fold(error)
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next

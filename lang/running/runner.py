@@ -97,27 +97,11 @@ def run(state: ProgramState, call: ProgramCall) -> None:
 
 def run_in_background(state: ProgramState, call: ProgramCall, *, in_loop: bool) -> None:
     """Begin to run the program in a task of the running event loop, else in a thread of its own."""
-    background = state._in_background()
+    background = state._in_background(lambda error: call.describe(error, state))
     if in_loop:
-        background.in_loop(_described_async(state, call))
+        background.in_loop(run_body_async(state, call))
     else:
-        background.in_thread(functools.partial(_described, state, call))
-
-
-def _described(state: ProgramState, call: ProgramCall) -> None:
-    try:
-        run_body(state, call)
-    except BaseException as error:
-        call.describe(error, state)
-        raise
-
-
-async def _described_async(state: ProgramState, call: ProgramCall) -> None:
-    try:
-        await run_body_async(state, call)
-    except BaseException as error:
-        call.describe(error, state)
-        raise
+        background.in_thread(functools.partial(run_body, state, call))
 
 
 def run_body(state: ProgramState, call: ProgramCall) -> None:

@@ -108,7 +108,8 @@ def as_result(value: Any, kind: Any, name: str, line: str) -> Any:
             return (of_dtype(kind) if kind in _DTYPES else of_schema(kind)).parse(text)
         except (ValueError, KeyError) as error:
             refusal = error
-    message = f"the program {name!r} returned {value!r}, which is not of type {_name(kind)}: {refusal}"
+    named = getattr(kind, "__name__", None) or kind
+    message = f"the program {name!r} returned {value!r}, which is not of type {named}: {refusal}"
     info = ErrorInfo.of(RequestError(message, param="return", code="invalid_result"))
     raise with_location(info, line).to_exception()
 
@@ -148,10 +149,6 @@ def _fits(value: Any, kind: Any) -> bool:
         return not isinstance(value, str | dict | list)
 
 
-def _name(kind: Any) -> str:
-    return getattr(kind, "__name__", None) or str(kind)
-
-
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return dict(inspect.getclosurevars(inspect.unwrap(function)).nonlocals)
@@ -173,7 +170,9 @@ def prompt_messages(
     messages: list[tuple[Literal["user", "assistant"], str]] = []
     for demonstration in demonstrations:
         messages.append(("user", _arguments_text(demonstration.arguments)))
-        messages.append(("assistant", _answer_text(demonstration.answer)))
+        answer = demonstration.answer
+        is_plain = isinstance(answer, str | bool | int | float)
+        messages.append(("assistant", str(answer) if is_plain else _json(answer)))
     messages.append(("user", _arguments_text(arguments)))
     messages[0] = ("user", "\n\n".join(filter(None, (instruction, result, messages[0][1]))))
     return messages
@@ -240,10 +239,6 @@ def _arguments_text(arguments: Mapping[str, Any]) -> str:
     return "\n".join(
         f"{name}: {value if isinstance(value, str) else _json(value)}" for name, value in arguments.items()
     )
-
-
-def _answer_text(answer: Any) -> str:
-    return str(answer) if isinstance(answer, str | bool | int | float) else _json(answer)
 
 
 def _json(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -168,9 +168,9 @@ class ReadableState:
 
     # Used by the other modules of the language
 
-    def _in_background(self) -> BackgroundRun:
+    def _in_background(self, describe: Callable[[BaseException], None]) -> BackgroundRun:
         """Return the run for the program's body in the background; readers elsewhere wait for its end."""
-        self._reader.background = BackgroundRun(self._abandon, self._log)
+        self._reader.background = BackgroundRun(describe, self._abandon, self._log)
         return self._reader.background
 
     def _abandon(self, error: BaseException) -> None:

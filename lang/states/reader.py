@@ -96,13 +96,16 @@ _current_run: ContextVar[BackgroundRun | None] = ContextVar("ramiform_body", def
 class BackgroundRun:
     """The body of a program that runs in a thread or an event loop, for `run(stream=True)`.
 
-    `abandon` is called with the error that ends the body. Readers of `log` wake when the body has ended.
+    `describe` and `abandon` are called with the error that ends the body, before and after readers get it. Readers of
+    `log` wake when the body has ended.
     """
 
-    def __init__(self, abandon: Callable[[BaseException], None], log: OperationLog) -> None:
+    def __init__(
+        self, describe: Callable[[BaseException], None], abandon: Callable[[BaseException], None], log: OperationLog
+    ) -> None:
         self.ended = False
         self.failure: BaseException | None = None
-        self._abandon: Callable[[BaseException], None] | None = abandon  # refers to the state
+        self._on_failure: tuple[Callable[[BaseException], None], ...] = describe, abandon  # they refer to the state
         self._log = log
         self._task: Task[None] | None = None  # held here, since the event loop does not
 
@@ -146,10 +149,12 @@ class BackgroundRun:
         self._task = asyncio.get_running_loop().create_task(run())
 
     def _end(self, failure: BaseException | None) -> None:
-        self.failure = failure  # set before `abandon` fails the state because of it
-        if failure is not None and self._abandon is not None:
-            self._abandon(failure)
-        self._abandon = None
+        if failure is not None:
+            describe, abandon = self._on_failure
+            describe(failure)
+            self.failure = failure  # set before `abandon` fails the state because of it
+            abandon(failure)
+        self._on_failure = ()
         with self._log.changed:
             self.ended = True
             self._log.touch()

@@ -89,7 +89,8 @@ class ForkGroup:
             case "gather_variable":
                 for name, variables in self._added().items():
                     self._source._reader.define(name, GatheredVariable(tuple(variables)))
-                self._source._note_join(self._branches)
+                log = self._source._log  # told for plans and traces, since gathering variables sends no operation
+                log.joins.append((len(log.operations), tuple(one._log for one in self._branches), program_location()))
             case "concate_and_append":
                 self._source._concatenate(self._branches)
             case _:
@@ -321,11 +322,6 @@ class ProgramState(ReadableState):
         self._reader.define(name, AssignedVariable(value))
 
     # Used by the other modules of the language
-
-    def _note_join(self, children: Sequence[ProgramState]) -> None:
-        """Record a join for plans and traces, since gathering variables sends no operation."""
-        joined = tuple(child._log for child in children)
-        self._log.joins.append((len(self._log.operations), joined, program_location()))
 
     def _concatenate(self, children: Sequence[ProgramState]) -> None:
         handles = [child._handle for child in children]

@@ -142,7 +142,7 @@ class CachedAnswers:
             draw = request.run.num_draws.get(key, 0)
             request.run.num_draws[key] = draw + 1
         data = self._database.get(key, draw)
-        if _is_counted(request.operation):
+        if isinstance(request.operation, session.Gen | session.Select | session.Decide):
             self._counts.count(data is not None)
         return Lookup(None if data is None else _decoded(data), functools.partial(self._keep, key, draw))
 
@@ -174,10 +174,6 @@ def _is_drawn(operation: session.Operation) -> bool:
         case session.Select(temperature=temperature, seed=seed):
             return temperature > 0 and seed is None
     return False
-
-
-def _is_counted(operation: session.Operation) -> bool:
-    return isinstance(operation, session.Gen | session.Select | session.Decide)
 
 
 def _decoded(data: bytes) -> StoredAnswer:

@@ -12,7 +12,7 @@ from ..backends.backend import Channel
 from ..backends.calls import call_later
 from ..backends.inbox import InboxChannel, InboxItem
 from .answers import AnswerStore, StoredRun
-from .executor import StoredExecutor
+from .executor import StoreAccess, StoredExecutor
 from .remote import Remotes
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class StoredPrograms(InboxChannel):
         super().__init__("ramiform-store", closed="the store's channel has ended")
         self.runs: dict[int, StoredRun] = {}  # by program
         self.executors: weakref.WeakValueDictionary[int, StoredExecutor] = weakref.WeakValueDictionary()  # by state
-        self._store = store
         self._remotes = Remotes(channel, self.inbox.put)
+        self._access = StoreAccess(store, self._remotes, self.inbox.put, self.executors)
         self._interpreter = ProgramInterpreter(
             self.deliver, self._open_executor, call_later(self.inbox.put), states_ended=self._states_ended
         )
@@ -46,8 +46,7 @@ class StoredPrograms(InboxChannel):
         self._interpreter.close_all()
 
     def _open_executor(self, state: StateProgress) -> StoredExecutor:
-        run = self.runs.setdefault(state.program.number, StoredRun())
-        return StoredExecutor(state, self._store, self._remotes, self.inbox.put, run, executors=self.executors)
+        return StoredExecutor(self._access, state, self.runs.setdefault(state.program.number, StoredRun()))
 
     def _states_ended(self, program: int, states: list[int] | None) -> None:
         if states is None:

@@ -37,9 +37,11 @@ def signature_of(function: Callable[..., Any], name: str | None = None) -> ToolI
     Raises RequestError for a callable whose arguments cannot be given by name, have no type hint, or have a type
     without a JSON Schema.
     """
-    inner = _unbound(function)
+    inner, bound = function, set[str]()
+    while isinstance(inner, functools.partial):
+        bound.update(inner.keywords)  # those given by position left the signature
+        inner = inner.func
     name = name or str(getattr(inner, "__name__", type(inner).__name__))
-    bound = _bound_names(function)
     try:
         signature = inspect.signature(function)
         hints = get_type_hints(_hinted(inner), include_extras=True)
@@ -63,21 +65,6 @@ def signature_of(function: Callable[..., Any], name: str | None = None) -> ToolI
         fields[parameter.name] = NamedField(hints[parameter.name], parameter.default, descriptions.get(parameter.name))
     adapter = fields_adapter(name, fields)
     return ToolInterface(name, text.split("\n\n")[0].replace("\n", " "), adapter.schema, adapter.parse)
-
-
-def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _bound_names(function: Callable[..., Any]) -> set[str]:
-    """Return the arguments that partial objects give by keyword; those given by position left the signature."""
-    names: set[str] = set()
-    while isinstance(function, functools.partial):
-        names.update(function.keywords)
-        function = function.func
-    return names
 
 
 def _hinted(function: Callable[..., Any]) -> Any:

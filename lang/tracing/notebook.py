@@ -28,25 +28,15 @@ MAX_STATES = 200  # whose logs are copied
 MAX_SPANS = 300  # of a track
 
 # Transparent colours over the page's own, so that its text stays readable in either theme.
-_COLOURS: Mapping[Origin, str] = {
-    "program": "",
-    "template": "opacity:.55;",
-    "cached": "background:rgba(56,139,253,.28);",
-    "generated": "background:rgba(46,160,67,.32);",
-    "forced": "background:rgba(210,153,34,.42);",
-    "tool": "background:rgba(163,113,247,.28);",
-    "joined": "border-bottom:1px dashed;",
-    "failed": "background:rgba(248,81,73,.35);",
-}
-_LEGEND: Mapping[Origin, str] = {
-    "program": "the program's text",
-    "template": "chat template",
-    "cached": "its tokens were cached (boundaries by token counts)",
-    "generated": "generated or selected",
-    "forced": "forced by the constraint",
-    "tool": "from the program's functions",
-    "joined": "joined from branches",
-    "failed": "failed",
+_ORIGINS: Mapping[Origin, tuple[str, str]] = {  # style, meaning
+    "program": ("", "the program's text"),
+    "template": ("opacity:.55;", "chat template"),
+    "cached": ("background:rgba(56,139,253,.28);", "its tokens were cached (boundaries by token counts)"),
+    "generated": ("background:rgba(46,160,67,.32);", "generated or selected"),
+    "forced": ("background:rgba(210,153,34,.42);", "forced by the constraint"),
+    "tool": ("background:rgba(163,113,247,.28);", "from the program's functions"),
+    "joined": ("border-bottom:1px dashed;", "joined from branches"),
+    "failed": ("background:rgba(248,81,73,.35);", "failed"),
 }
 _CAUSE_COLOURS: Mapping[Cause, str] = {
     "start": "rgba(130,130,130,.55)",
@@ -123,8 +113,8 @@ def _page(title: str, *parts: str) -> str:
 
 def _legend() -> str:
     keys = [
-        f'<span style="{colour}padding:0 4px;margin-right:6px" title="{escape(_LEGEND[origin])}">{origin}</span>'
-        for origin, colour in _COLOURS.items()
+        f'<span style="{colour}padding:0 4px;margin-right:6px" title="{escape(meaning)}">{origin}</span>'
+        for origin, (colour, meaning) in _ORIGINS.items()
     ]
     return f'<div style="font-size:11px">{"".join(keys)}</div>'
 
@@ -152,15 +142,15 @@ def _piece(piece: TextPiece) -> str:
     cut = "" if len(text) <= MAX_TEXT else f"<i>… {len(text) - MAX_TEXT} more characters</i>"
     shown = escape(text[:MAX_TEXT]) + cut
     if event is None:
-        return f'<span style="{_COLOURS[piece.origin]}">{shown}</span>'
-    span = f'<span style="{_COLOURS[piece.origin]}" title="{escape(_details(event))}">{shown}</span>'
+        return f'<span style="{_ORIGINS[piece.origin][0]}">{shown}</span>'
+    span = f'<span style="{_ORIGINS[piece.origin][0]}" title="{escape(_details(event))}">{shown}</span>'
     if event.kind not in ("gen", "select"):
         return span
     name = f"<sub><b>{escape(event.name)}</b></sub>" if event.name else ""
     forced = ""
     if event.tokens is not None and 0 < event.tokens.forced < event.tokens.completion:
         badge = f"{event.tokens.forced} of {event.tokens.completion} forced"
-        forced = f'<sub style="{_COLOURS["forced"]}">{badge}</sub>'
+        forced = f'<sub style="{_ORIGINS["forced"][0]}">{badge}</sub>'
     open_end = "<i>…</i>" if event.text is None and event.error is None else ""
     samples = "".join(f"<li>{escape(sample[:MAX_TEXT])}</li>" for sample in event.samples or ())
     others = f"<details><summary>{len(event.samples or ())} samples</summary><ol>{samples}</ol></details>"

@@ -163,10 +163,10 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
             table.add_column(name, str(count), justify="right")
         for line in self.lines:
             seconds = [f"{line.seconds[cause]:.3f}" if cause in line.seconds else "" for cause in causes]
-            tokens = line.tokens
+            tokens, source = line.tokens, line.source or ""
             table.add_row(
-                Text(_short_place(line.place)),
-                Text(_short_source(line.source or "")),
+                Text(line.place.rpartition("/")[2] or "after the last operation"),
+                Text(source if len(source) <= MAX_SOURCE else f"{source[: MAX_SOURCE - 3]}..."),
                 str(line.operations),
                 *seconds,
                 *(str(count) if line.operations else "" for count in (tokens.prompt, tokens.cached, tokens.completion)),
@@ -189,14 +189,6 @@ def summary_of(record: RunRecord) -> TraceSummary:
 def _source_of(place: str) -> str | None:
     file, _, number = place.rpartition(":")
     return linecache.getline(file, int(number)).strip() or None if number.isdecimal() else None
-
-
-def _short_place(place: str) -> str:
-    return place.rpartition("/")[2] or "after the last operation"
-
-
-def _short_source(source: str) -> str:
-    return source if len(source) <= MAX_SOURCE else f"{source[: MAX_SOURCE - 3]}..."
 
 
 def tree_of(record: RunRecord) -> Tree:
@@ -323,10 +315,7 @@ def _arguments(event: Event) -> dict[str, Any]:
     """Return the details that the viewer shows for a selected event."""
     arguments: dict[str, Any] = {"label": event.label, "place": event.place, "text": event.text}
     if event.tokens is not None:
-        arguments["prompt_tokens"] = event.tokens.prompt
-        arguments["cached_tokens"] = event.tokens.cached
-        arguments["completion_tokens"] = event.tokens.completion
-        arguments["forced_tokens"] = event.tokens.forced
-        arguments["accepted_tokens"] = event.tokens.accepted
+        names = ("prompt", "cached", "completion", "forced", "accepted")
+        arguments |= {f"{name}_tokens": getattr(event.tokens, name) for name in names}
     arguments |= {"samples": event.samples, "runtime_seconds": event.seconds, "error": event.error}
     return {name: value for name, value in arguments.items() if value is not None}

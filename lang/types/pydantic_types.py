@@ -282,7 +282,7 @@ class _TightSchema(GenerateJsonSchema):
             case "decimal" if set(keys) <= {"type", "metadata", "serialization"}:
                 return {"type": "string", "pattern": texts.DECIMAL}
             case "union":
-                return {"anyOf": [self._names(_choice(choice)) for choice in keys["choices"]]}
+                return {"anyOf": [self._names(one[0] if isinstance(one, tuple) else one) for one in keys["choices"]]}
             case "definition-ref" | "definitions":
                 raise PydanticUserError("keys of a dict of this type", code=None)
             case _:
@@ -352,10 +352,6 @@ def _parses(schema: Any, value: Any) -> bool:
     except (pydantic.ValidationError, TypeError, ValueError):
         return False
     return True
-
-
-def _choice(choice: Any) -> Any:
-    return choice[0] if isinstance(choice, tuple) else choice
 
 
 def _shifted(bound: Any, by: timedelta) -> Any:

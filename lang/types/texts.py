@@ -55,7 +55,7 @@ def datetime_pattern(zone: Zone, low: datetime.datetime | None = None, high: dat
     if not bounds:
         return f"^{_DATE}T{_CLOCK}{_FRACTION}{_zone(zone)}$"
     aware = bounds[0].tzinfo is not None
-    low, high = (bound and _utc(bound) for bound in (low, high))
+    low, high = (bound.astimezone(datetime.UTC) if bound and bound.tzinfo else bound for bound in (low, high))
     ahead = _ahead(_seconds(low), _seconds(high), "0001-01-01T00:00:00", "9999-12-31T23:59:59")
     return f"^{ahead}{_DATE}T{_CLOCK}{'Z' if aware else ''}$"
 
@@ -155,10 +155,6 @@ def _up(moment: Any) -> Any:
     if moment is None or not moment.microsecond:
         return moment
     return moment.replace(microsecond=0) + datetime.timedelta(seconds=1)
-
-
-def _utc(moment: datetime.datetime) -> datetime.datetime:
-    return moment if moment.tzinfo is None else moment.astimezone(datetime.UTC)
 
 
 def _iso(day: datetime.date | None) -> str | None:

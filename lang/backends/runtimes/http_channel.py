@@ -19,23 +19,8 @@ import msgspec
 
 from ....runtime.programs.executor import OperationResult, PendingResult
 from ....runtime.programs.running_program import CallLater, RunningProgram
-from ....runtime.protocol import wire
+from ....runtime.protocol import session, wire
 from ....runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
-from ....runtime.protocol.session import (
-    Append,
-    Ask,
-    Attempted,
-    Close,
-    Delta,
-    Done,
-    Failed,
-    Lost,
-    Open,
-    Play,
-    Reply,
-    Supply,
-    ToFrontend,
-)
 from ..calls import ModelCalls, call_later
 from ..http_client import HttpClient
 from ..inbox import InboxChannel, InboxItem
@@ -51,13 +36,15 @@ MAX_WAIT_SECONDS = 0.02  # for a request that is due, while messages keep coming
 class _Event(msgspec.Struct):
     """An event of the route's stream."""
 
-    answers: list[Delta | Done | Failed | Lost]
+    answers: list[session.Delta | session.Done | session.Failed | session.Lost]
 
 
 class _Program:
     """A program: its history, its budget, and the requests that play it now."""
 
-    def __init__(self, opened: Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: CallLater) -> None:
+    def __init__(
+        self, opened: session.Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: CallLater
+    ) -> None:
         told = {"title": opened.title, "traceparent": opened.traceparent}
         self.history = ProgramHistory(opened.program, {name: text for name, text in told.items() if text is not None})
         self.run = uuid.uuid4().hex  # by which the server's records know its requests
@@ -73,7 +60,7 @@ class HttpChannel(InboxChannel):
     def __init__(
         self,
         http: HttpClient,
-        answer_call: Callable[[Method, int], Reply],
+        answer_call: Callable[[Method, int], session.Reply],
         wants_notes: Callable[[], bool] = lambda: False,
     ) -> None:
         """`wants_notes` asks the server, once."""
@@ -94,19 +81,20 @@ class HttpChannel(InboxChannel):
         """Return whether the server keeps records of programs. Asks it at first."""
         return self._ask_wants_notes()
 
-    def send(self, message: ToFrontend) -> None:
+    def send(self, message: session.ToFrontend) -> None:
         wire.encode(message)  # raises for what cannot be sent, where the program writes it
         super().send(message)
 
-    def call(self, method: Method) -> Reply:
+    def call(self, method: Method) -> session.Reply:
         return self._answer_call(method, next(self._numbers))
 
     # On the channel's own thread
 
     def next_item(self) -> InboxItem | None:
         while True:
+            timeout = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
             try:
-                item = self.inbox.get(timeout=self._seconds_to_wait())
+                item = self.inbox.get(timeout=timeout)
             except Empty:
                 self._request_all_due()
                 continue
@@ -118,39 +106,36 @@ class HttpChannel(InboxChannel):
         for program in list(self._programs.values()):
             self._end(program)
 
-    def _seconds_to_wait(self) -> float | None:
-        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
-
     def take(self, item: InboxItem) -> None:
         match item:
-            case Play(messages=messages, complete=complete):
+            case session.Play(messages=messages, complete=complete):
                 for part in messages:
                     self.take(part)
                 for part in messages:
-                    if isinstance(part, Open) and (opened := self._programs.get(part.program)) is not None:
+                    if isinstance(part, session.Open) and (opened := self._programs.get(part.program)) is not None:
                         opened.complete = complete
                         self._hurry(opened)
-            case Open(state=number, program=name):
+            case session.Open(state=number, program=name):
                 if name not in self._programs:
                     self._programs[name] = _Program(item, self._lose, call_later(self.inbox.put))
                 self._programs[name].history.open(number)
                 self._program_of[number] = self._programs[name]
-            case Append():
+            case session.Append():
                 self._append(item)
-            case Supply(state=number, op=op, text=text, error=error, label=label):
+            case session.Supply(state=number, op=op, text=text, error=error, label=label):
                 if (known := self._program_of.get(number)) is not None:
                     state = known.history.states.get(number)
                     if state is not None and state.attempt is not None and op == state.num_answered:
                         self._take_verdict(known, state, state.attempt, item)
                     known.history.supply(number, op, text if error is None else error, label)
                     self._hurry(known)
-            case Close(states=states, programs=programs):
+            case session.Close(states=states, programs=programs):
                 self._close(states, programs)
             case _:
                 assert callable(item), f"not a message of a program: {item!r}"
                 item()
 
-    def _append(self, message: Append) -> None:
+    def _append(self, message: session.Append) -> None:
         program = self._program_of.get(message.state)
         if program is None:
             return  # it was lost or closed, which its listener knows
@@ -168,7 +153,9 @@ class HttpChannel(InboxChannel):
             self._deliver_failures(state, max(first, state.num_answered))
         self._due.setdefault(program, time.monotonic() + SETTLE_SECONDS)
 
-    def _take_verdict(self, program: _Program, state: StateHistory, attempt: Done, verdict: Supply) -> None:
+    def _take_verdict(
+        self, program: _Program, state: StateHistory, attempt: session.Done, verdict: session.Supply
+    ) -> None:
         """Accept the attempt of a checked Gen, generate again, or fail."""
         if verdict.error is not None:
             self._fail(program, state, verdict.error)
@@ -242,10 +229,9 @@ class HttpChannel(InboxChannel):
                         state.num_sent = state.num_answered
             elif stopped:
                 body = {"rid": request.rid, "states": [state.number for state in stopped]}
-                self._calls.begin(partial(self._post_close, body), lambda _: OperationResult("")).then(_ignore)
-
-    def _post_close(self, body: dict[str, Any], call: ModelCall) -> None:
-        self._http.post(f"{PATH}/close", body, call)
+                post = partial(self._http.post, f"{PATH}/close", body)
+                # Closed states that could not be stopped only cost time.
+                self._calls.begin(post, lambda _: OperationResult("")).then(lambda result: None)
 
     def _start(self, program: _Program, request: ProgramRequest) -> None:
         tokens = program.budget.tokens_left
@@ -317,7 +303,7 @@ class HttpChannel(InboxChannel):
             self._lose_program(program, reason)
             return
         for answer in answers:
-            if isinstance(answer, Lost):
+            if isinstance(answer, session.Lost):
                 if answer.error.param == "max_total_tokens":
                     program.budget.exhaust()  # with the whole budget in its error: the request was given what is left
                 else:
@@ -326,16 +312,16 @@ class HttpChannel(InboxChannel):
             state = program.history.states.get(answer.state)
             if state is None or state.failure is not None:
                 continue
-            if isinstance(answer, Failed):
+            if isinstance(answer, session.Failed):
                 self._fail(program, state, answer.error)
             elif not self._deliver(program, state, answer):
                 return
         self._hurry(program)
 
-    def _deliver(self, program: _Program, state: StateHistory, answer: Delta | Done) -> bool:
+    def _deliver(self, program: _Program, state: StateHistory, answer: session.Delta | session.Done) -> bool:
         """Pass an answer to the state's listener. Return False if it spent the program's budget."""
         answer = msgspec.structs.replace(answer, op=answer.op - state.num_before_retry)
-        if isinstance(answer, Done):
+        if isinstance(answer, session.Done):
             if answer.op != state.num_answered:
                 self._fail(
                     program,
@@ -345,7 +331,7 @@ class HttpChannel(InboxChannel):
                 return True
             operation = state.operations[answer.op]
             given = state.supplied.get(answer.op)
-            if isinstance(operation, Ask) and operation.chosen and isinstance(given, str):
+            if isinstance(operation, session.Ask) and operation.chosen and isinstance(given, str):
                 answer = msgspec.structs.replace(answer, text=given)  # the scores before it showed the template's lead
             try:
                 program.budget.spend(sum(sequence.completion_tokens for sequence in answer.sequences or ()))
@@ -359,13 +345,13 @@ class HttpChannel(InboxChannel):
                     if state in request.ends:
                         request.ends[state] = state.num_answered
                 [sequence] = answer.sequences or []
-                self._tell(state, Attempted(state.number, answer.op, sequence))
+                self._tell(state, session.Attempted(state.number, answer.op, sequence))
                 return True
             state.answer(answer)
         self._tell(state, answer)
         return True
 
-    def _tell(self, state: StateHistory, answer: Delta | Attempted | Done) -> None:
+    def _tell(self, state: StateHistory, answer: session.Delta | session.Attempted | session.Done) -> None:
         if not state.closed and (listener := self.listeners.get(state.number)) is not None:
             listener.receive(answer)
 
@@ -380,8 +366,4 @@ class HttpChannel(InboxChannel):
         if state.closed or (listener := self.listeners.get(state.number)) is None:
             return
         for op in range(first, len(state.operations)):
-            listener.receive(Failed(state.number, op, state.failure))
-
-
-def _ignore(result: OperationResult | ErrorInfo) -> None:
-    """Do nothing: closed states that could not be stopped only cost time."""
+            listener.receive(session.Failed(state.number, op, state.failure))

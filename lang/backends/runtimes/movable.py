@@ -17,26 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from ....runtime.protocol import session
 from ....runtime.protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
-from ....runtime.protocol.session import (
-    Append,
-    Ask,
-    Attempted,
-    Budget,
-    Close,
-    Delta,
-    Done,
-    Failed,
-    Fork,
-    Generated,
-    Open,
-    Operation,
-    Play,
-    Reply,
-    Supply,
-    Text,
-    ToFrontend,
-)
 from .program_history import replayed
 
 if TYPE_CHECKING:
@@ -47,20 +29,20 @@ if TYPE_CHECKING:
 class _MovableState:
     number: int
     program: _MovableProgram
-    operations: list[Operation] = field(default_factory=list)  # answered ones as they are played again
+    operations: list[session.Operation] = field(default_factory=list)  # answered ones as they are played again
     num_delivered: int = 0  # operations whose answers the program has
-    supplies: dict[int, Supply] = field(default_factory=dict)  # by Ask
+    supplies: dict[int, session.Supply] = field(default_factory=dict)  # by Ask
     is_closed: bool = False
 
 
 @dataclass(eq=False)
 class _MovableProgram:
-    opened: Open
+    opened: session.Open
     began: float
     complete: bool = False
     num_tokens: int = 0  # that were generated
     states: dict[int, _MovableState] = field(default_factory=dict)
-    parts: list[tuple[_MovableState, int, int] | Open] = field(
+    parts: list[tuple[_MovableState, int, int] | session.Open] = field(
         default_factory=list
     )  # operations [first, end) of a state
 
@@ -68,20 +50,20 @@ class _MovableProgram:
     def is_over(self) -> bool:
         return all(state.is_closed for state in self.states.values())
 
-    def messages(self) -> Iterator[Open | Append]:
+    def messages(self) -> Iterator[session.Open | session.Append]:
         """Yield the messages that bring the program to where it is."""
         for part in self.parts:
-            if isinstance(part, Open):
+            if isinstance(part, session.Open):
                 yield msgspec.structs.replace(part, budget=self._budget_left(part.budget))
             else:
                 state, first, end = part
-                yield Append(state.number, first, [_known(state, op) for op in range(first, end)])
+                yield session.Append(state.number, first, [_known(state, op) for op in range(first, end)])
 
-    def _budget_left(self, budget: Budget | None) -> Budget | None:
+    def _budget_left(self, budget: session.Budget | None) -> session.Budget | None:
         if budget is None:
             return None
         seconds, tokens = budget.seconds, budget.tokens
-        return Budget(
+        return session.Budget(
             seconds=None if seconds is None else max(1e-3, seconds - (time.monotonic() - self.began)),
             tokens=None if tokens is None else max(1, tokens - self.num_tokens),
         )
@@ -95,7 +77,7 @@ class _Relay:
     state: int
     listener: Listener
 
-    def receive(self, message: Delta | Attempted | Done | Failed) -> None:
+    def receive(self, message: session.Delta | session.Attempted | session.Done | session.Failed) -> None:
         if self.channel.note(message):
             self.listener.receive(message)
 
@@ -142,7 +124,7 @@ class MovableChannel:
         self._detached.append(state)  # takes no lock: garbage collection may call this
         self._connection.detach(state)
 
-    def send(self, message: ToFrontend) -> None:
+    def send(self, message: session.ToFrontend) -> None:
         with self._lock:
             self._close_detached()
             self._record(message)
@@ -155,7 +137,7 @@ class MovableChannel:
                     raise
                 self.follow(self._connection.moved)  # the message is sent with the others
 
-    def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
+    def call(self, method: Literal["info", "stats", "flush_cache"]) -> session.Reply:
         try:
             return self._connection.call(method)
         except RamiformError:
@@ -174,7 +156,7 @@ class MovableChannel:
 
     # Called by the relays, on a connection's thread
 
-    def note(self, message: Delta | Attempted | Done | Failed) -> bool:
+    def note(self, message: session.Delta | session.Attempted | session.Done | session.Failed) -> bool:
         """Note an answer. Returns False if the program has it already."""
         with self._lock:
             state = self._states.get(message.state)
@@ -182,9 +164,9 @@ class MovableChannel:
                 return True
             if message.op < state.num_delivered:
                 return False
-            if isinstance(message, Done | Failed):
+            if isinstance(message, session.Done | session.Failed):
                 state.num_delivered = message.op + 1
-            if isinstance(message, Done):
+            if isinstance(message, session.Done):
                 state.program.num_tokens += sum(one.completion_tokens for one in message.sequences or ())
                 state.operations[message.op] = replayed(state.operations[message.op], message)
             return True
@@ -228,49 +210,49 @@ class MovableChannel:
 
     # What is needed to go on elsewhere; call with the lock
 
-    def _messages(self) -> Iterator[ToFrontend]:
+    def _messages(self) -> Iterator[session.ToFrontend]:
         """Yield the messages that bring all programs to where they are."""
         for program in self._programs.values():
-            yield Play(list(program.messages()), program.complete)
+            yield session.Play(list(program.messages()), program.complete)
             for state in program.states.values():
                 for op, supply in state.supplies.items():
                     if op >= state.num_delivered and supply.error is not None:
                         yield supply
             if closed := tuple(state.number for state in program.states.values() if state.is_closed):
-                yield Close(closed)
+                yield session.Close(closed)
 
-    def _record(self, message: ToFrontend) -> None:
+    def _record(self, message: session.ToFrontend) -> None:
         match message:
-            case Play(messages=messages, complete=complete):
+            case session.Play(messages=messages, complete=complete):
                 for part in messages:
                     self._record(part)
                 for part in messages:
-                    if isinstance(part, Open):
+                    if isinstance(part, session.Open):
                         self._programs[part.program].complete = complete
-            case Open(state=number, program=name):
+            case session.Open(state=number, program=name):
                 program = self._programs.setdefault(name, _MovableProgram(message, time.monotonic()))
                 program.parts.append(message)
                 self._add(number, program)
-            case Append():
+            case session.Append():
                 self._append(message)
-            case Supply(state=number, op=op) if (state := self._states.get(number)) is not None:
-                if op < len(state.operations) and isinstance(state.operations[op], Ask):
+            case session.Supply(state=number, op=op) if (state := self._states.get(number)) is not None:
+                if op < len(state.operations) and isinstance(state.operations[op], session.Ask):
                     state.supplies.setdefault(op, message)
-            case Close(states=states, programs=programs):
+            case session.Close(states=states, programs=programs):
                 self._close(
                     [*states, *(n for name in programs for n in getattr(self._programs.get(name), "states", ()))]
                 )
             case _:
                 pass
 
-    def _append(self, message: Append) -> None:
+    def _append(self, message: session.Append) -> None:
         state = self._states.get(message.state)
         if state is None or message.first != len(state.operations):
             return  # the runtime says so
         state.program.complete = False
         state.operations += message.operations
         for operation in message.operations:
-            if isinstance(operation, Fork):
+            if isinstance(operation, session.Fork):
                 for child in operation.children:
                     self._add(child, state.program)
         state.program.parts.append((state, message.first, len(state.operations)))
@@ -293,9 +275,9 @@ class MovableChannel:
                 self._programs.pop(state.program.opened.program, None)
 
 
-def _known(state: _MovableState, op: int) -> Operation:
+def _known(state: _MovableState, op: int) -> session.Operation:
     """Return an operation as it is played again: what was supplied to an Ask in its place."""
     operation, supply = state.operations[op], state.supplies.get(op)
-    if not isinstance(operation, Ask) or supply is None or supply.error is not None:
+    if not isinstance(operation, session.Ask) or supply is None or supply.error is not None:
         return operation
-    return Generated(text=supply.text, chosen=True) if operation.chosen else Text(supply.text)
+    return session.Generated(text=supply.text, chosen=True) if operation.chosen else session.Text(supply.text)

@@ -12,22 +12,8 @@ from typing import Any
 
 import msgspec
 
+from ....runtime.protocol import session
 from ....runtime.protocol.errors import ErrorInfo, RequestError
-from ....runtime.protocol.session import (
-    Ask,
-    Concatenate,
-    Decide,
-    Done,
-    Fork,
-    Gen,
-    Generated,
-    Note,
-    Operation,
-    Retry,
-    Select,
-    Sync,
-    Text,
-)
 
 
 @dataclass(eq=False)
@@ -40,7 +26,7 @@ class StateHistory:
     number: int
     parent: StateHistory | None = None
     forked_at: int = 0  # the parent's operation that opened it
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[session.Operation] = field(default_factory=list)
     num_answered: int = 0
     num_sent: int = 0
     failure: ErrorInfo | None = None
@@ -49,9 +35,9 @@ class StateHistory:
     joins: dict[int, list[tuple[StateHistory, int]]] = field(default_factory=dict)  # by operation: child, its length
     supplied: dict[int, str | ErrorInfo | None] = field(default_factory=dict)  # of each Ask; None: not yet
     labels: dict[int, str] = field(default_factory=dict)  # of what was supplied to an Ask
-    notes: list[Note] = field(default_factory=list)  # for a server that wants them
-    attempt: Done | None = None  # of the checked Gen that comes next: it waits for a verdict
-    retry: Retry | None = None  # of the checked Gen that comes next: how it is generated again
+    notes: list[session.Note] = field(default_factory=list)  # for a server that wants them
+    attempt: session.Done | None = None  # of the checked Gen that comes next: it waits for a verdict
+    retry: session.Retry | None = None  # of the checked Gen that comes next: how it is generated again
 
     @property
     def is_running(self) -> bool:
@@ -67,27 +53,27 @@ class StateHistory:
         """Return whether none of its operations is left to be played."""
         return self.failure is not None or self.num_wanted <= self.num_answered
 
-    def played(self, first: int, end: int) -> Iterator[Operation]:
+    def played(self, first: int, end: int) -> Iterator[session.Operation]:
         """Yield operations as a request has them: in place of an Ask the operation that appends its text."""
         for index in range(first, end):
             operation = self.operations[index]
-            if isinstance(operation, Gen) and operation.checked:  # the check takes place here, not at the server
+            if isinstance(operation, session.Gen) and operation.checked:  # it is checked here, not at the server
                 gen = operation
                 if self.retry is not None and index == self.num_answered:
                     yield from self.retry.operations
                     gen = self.retry.gen
                 operation = msgspec.structs.replace(gen, checked=False, stream=False)
-            if isinstance(operation, Ask):
+            if isinstance(operation, session.Ask):
                 text = self.supplied[index]
                 assert isinstance(text, str)
-                operation = Generated(text=text, chosen=True) if operation.chosen else Text(text)
+                operation = session.Generated(text=text, chosen=True) if operation.chosen else session.Text(text)
             yield operation
 
-    def played_notes(self, first: int, end: int) -> list[Note]:
+    def played_notes(self, first: int, end: int) -> list[session.Note]:
         """Return the notes of operations, numbered as a request has these."""
         notes = [note for note in self.notes if first <= note.op < end]
         notes += [
-            Note(op=op, label=self.labels.get(op), asked=True) for op in self.supplied if first <= op < end
+            session.Note(op=op, label=self.labels.get(op), asked=True) for op in self.supplied if first <= op < end
         ] * bool(self.notes)
         moved = self.num_before_retry
         shifted = [
@@ -105,14 +91,14 @@ class StateHistory:
     def next_is_checked(self) -> bool:
         """Return whether the next operation is a checked Gen."""
         operation = self.operations[self.num_answered] if self.num_answered < len(self.operations) else None
-        return isinstance(operation, Gen) and operation.checked
+        return isinstance(operation, session.Gen) and operation.checked
 
-    def attempted(self, done: Done) -> None:
+    def attempted(self, done: session.Done) -> None:
         """Note an attempt of the checked Gen that comes next. No request is needed until its verdict."""
         self.attempt, self.retry = done, None
         self.num_sent = self.num_answered
 
-    def answer(self, done: Done) -> None:
+    def answer(self, done: session.Done) -> None:
         """Note the answer to the first operation without one."""
         *_, operation = self.played(self.num_answered, self.num_answered + 1)
         self.operations[self.num_answered] = replayed(operation, done)
@@ -140,7 +126,7 @@ class ProgramRequest:
     def generates(self) -> bool:
         """Return whether an operation without an answer is a Gen."""
         return any(
-            isinstance(operation, Gen)
+            isinstance(operation, session.Gen)
             for state, end in self.ends.items()
             for operation in state.operations[state.num_answered : end]
         )
@@ -164,24 +150,24 @@ class ProgramHistory:
     def open(self, number: int) -> None:
         self.states[number] = StateHistory(number)
 
-    def append(self, number: int, operations: list[Operation], notes: list[Note] | None = None) -> None:
+    def append(self, number: int, operations: list[session.Operation], notes: list[session.Note] | None = None) -> None:
         """Add operations. Raises RequestError for a fork into a state that exists, or a join of what is no fork."""
         state = self.states[number]
         state.notes += notes or []
         first = len(state.operations)
         for index, operation in enumerate(operations, start=first):
             match operation:
-                case Fork(children=children):
+                case session.Fork(children=children):
                     for child in children:
                         if child in self.states:
                             raise RequestError(f"state {child} exists; a state must be new", param="state")
                         self.states[child] = StateHistory(child, state, index)
                     state.num_needed = index + 1
-                case Concatenate(children=children):
+                case session.Concatenate(children=children):
                     state.joins[index] = [(child, len(child.operations)) for child in self._forks(state, children)]
                     for joined, needed in state.joins[index]:
                         joined.num_needed = max(joined.num_needed, needed)
-                case Ask():
+                case session.Ask():
                     state.supplied[index] = None
             state.operations.append(operation)
         if self._messages and self._messages[-1][0] is state:
@@ -267,17 +253,17 @@ class ProgramHistory:
         return [child for child in children if child is not None]
 
 
-def replayed(operation: Operation, done: Done) -> Operation:
+def replayed(operation: session.Operation, done: session.Done) -> session.Operation:
     """Return the operation that appends, without asking the model, what `operation` appended."""
     match operation:
-        case Gen():
+        case session.Gen():
             assert done.sequences is not None
-            return Generated(text=done.sequences[0].text, ids=done.sequences[0].ids)
-        case Select(append=True):
+            return session.Generated(text=done.sequences[0].text, ids=done.sequences[0].ids)
+        case session.Select(append=True):
             assert done.choice is not None
-            return Generated(text=done.choice.text, chosen=True)
-        case Select() | Decide():
-            return Sync()
+            return session.Generated(text=done.choice.text, chosen=True)
+        case session.Select() | session.Decide():
+            return session.Sync()
         case _:
             return operation
 
@@ -289,11 +275,11 @@ def _num_known(state: StateHistory, limit: int) -> int:
     return state.num_answered + state.num_before_retry
 
 
-def _with_needed_forks(operation: Operation, limits: dict[StateHistory, int]) -> Operation:
-    if not isinstance(operation, Fork):
+def _with_needed_forks(operation: session.Operation, limits: dict[StateHistory, int]) -> session.Operation:
+    if not isinstance(operation, session.Fork):
         return operation
     needed = {state.number for state in limits}
-    return Fork(tuple(child for child in operation.children if child in needed))
+    return session.Fork(tuple(child for child in operation.children if child in needed))
 
 
 def _before_ask(state: StateHistory) -> int:
@@ -301,7 +287,7 @@ def _before_ask(state: StateHistory) -> int:
     waiting = [op for op, given in state.supplied.items() if op >= state.num_answered and not isinstance(given, str)]
     for op in range(state.num_answered, state.num_wanted):
         operation = state.operations[op]
-        if isinstance(operation, Gen) and operation.checked:
+        if isinstance(operation, session.Gen) and operation.checked:
             waiting.append(op if state.attempt is not None else op + 1)
             break
     return max(state.num_answered, min([state.num_wanted, *waiting]))
