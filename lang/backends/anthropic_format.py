@@ -14,7 +14,7 @@ from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
 from ..types.result_types import closed
 from .endpoints.usage import CountedTokens, token_count, usage_of
-from .model import OnText
+from .model import OnText, TextEvents
 from .stop_cutter import StopCutter
 from .transcript import Transcript
 
@@ -95,14 +95,12 @@ def own_stops(sampling: SamplingParams) -> tuple[str, ...]:
     return tuple(stop for stop in sampling.stop if not stop.strip())
 
 
-class MessageEvents:
-    """Collects the events of a streamed message; `on_text` gets its text up to a stop string of `cutter`."""
+class MessageEvents(TextEvents):
+    """Collects the events of a streamed message; its text ends before a stop string of `cutter`."""
 
     def __init__(self, on_text: OnText, cutter: StopCutter) -> None:
-        self.has_text = False
-        self._on_text = on_text
+        super().__init__(on_text)
         self._cutter = cutter
-        self._pieces: list[str] = []
         self._message: dict[str, Any] = {}
 
     def take(self, event: Any) -> Literal["end", "leave"] | None:
@@ -113,24 +111,19 @@ class MessageEvents:
             case "content_block_delta" if (event.get("delta") or {}).get("type") == "text_delta":
                 text = str(event["delta"].get("text") or "")
                 self.has_text |= bool(text)  # also when the cutter holds it back
-                self._give(self._cutter.take(text))
+                self.give(self._cutter.take(text))
                 return None if self._cutter.found is None else "leave"
             case "message_delta":
                 self._message |= event.get("delta") or {}
                 self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
             case "message_stop":
-                self._give(self._cutter.end())
+                self.give(self._cutter.end())
                 return "end"
         return None
 
     def answer(self) -> dict[str, Any]:
         """Return the message as it is without streaming."""
-        return {**self._message, "content": [{"type": "text", "text": "".join(self._pieces)}]}
-
-    def _give(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)
-            self._on_text(text)
+        return {**self._message, "content": [{"type": "text", "text": self.text}]}
 
 
 def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:

@@ -55,6 +55,22 @@ class ModelOutput:
     speculated: SpeculatedText | None = None
 
 
+class TextEvents:
+    """Base of what collects the events of one streamed text; `on_text` gets each piece."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self.has_text = False
+        self.text = ""
+        self._on_text = on_text
+
+    def give(self, piece: str | None) -> None:
+        """Add a piece of the text."""
+        if piece:
+            self.has_text = True
+            self.text += piece
+            self._on_text(piece)
+
+
 class Model(Protocol):
     """Generates, scores and decides. Any method may raise RamiformError.
 

@@ -22,6 +22,7 @@ from ..operations.source_location import definition_line
 from ..operations.state_handle import StateHandle
 from ..states.state import ProgramState
 from ..tracing.plan import Plan, states_of
+from . import runner, signatures
 from .arguments import (
     RunArguments,
     SavedProgram,
@@ -32,27 +33,6 @@ from .arguments import (
 from .batch import BatchOptions, NumThreads, run_in_loop, run_in_running_loop, run_in_threads, run_recorded
 from .failures import Folded
 from .planning import plan_call
-from .runner import (
-    ProgramCall,
-    begin,
-    begin_recorded,
-    kept,
-    new_state,
-    run,
-    run_async,
-    run_in_background,
-    warn_if_loop_runs,
-)
-from .signatures import (
-    NOTHING,
-    Demonstration,
-    SignatureProgram,
-    SignaturePrompt,
-    annotated_result,
-    as_result,
-    body_of,
-    is_signature,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
@@ -122,8 +102,8 @@ class Program(Generic[P, R]):
         self._signature = inspect.signature(function)
         self._prepared = _Prepared()
         self._scope = scope
-        self._prompt: SignaturePrompt | None = None
-        self._is_signature = is_signature(function)
+        self._prompt: signatures.SignaturePrompt | None = None
+        self._is_signature = signatures.is_signature(function)
         if scope is not None:
             with contextlib.suppress(RequestError):
                 self._result  # noqa: B018  resolved while the names of the enclosing function are there
@@ -132,18 +112,18 @@ class Program(Generic[P, R]):
     def _result(self) -> Any:
         """The type that calls return; NOTHING if they return the state."""
         try:
-            return annotated_result(self.function, self._scope)
+            return signatures.annotated_result(self.function, self._scope)
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             if self._is_signature:
                 raise RequestError(f"{self.function.__name__}: its result's type is not known: {error}") from None
-            return NOTHING
+            return signatures.NOTHING
 
     @functools.cached_property
     def _body(self) -> Callable[..., Any]:
         """The function that runs: a signature's asks for the answer."""
         if not self.is_signature:
             return self.function
-        return body_of(SignatureProgram(self.function, self._result, self._prompt), self.function)
+        return signatures.body_of(signatures.SignatureProgram(self.function, self._result, self._prompt), self.function)
 
     @property
     def compiled(self) -> Plan | None:
@@ -171,7 +151,7 @@ class Program(Generic[P, R]):
         if args and isinstance(args[0], ProgramState):
             returned = self._body(*args, **{**self._bound, **kwargs})
             return self._converted_async(returned) if self.is_async else self._converted(returned)
-        if self._result is NOTHING or kwargs.get("stream"):
+        if self._result is signatures.NOTHING or kwargs.get("stream"):
             return self.run(*args, **kwargs)
         if self.is_async:
             return self._answer_async(args, kwargs)
@@ -199,7 +179,7 @@ class Program(Generic[P, R]):
     @property
     def is_signature(self) -> bool:
         """Return whether the function is its own prompt: its body is empty, and its result annotated."""
-        return self._is_signature and self._result is not NOTHING
+        return self._is_signature and self._result is not signatures.NOTHING
 
     def argument(self, name: str) -> Any:
         """Return the value of an argument that is bound or has a default, else None."""
@@ -230,7 +210,7 @@ class Program(Generic[P, R]):
         return made
 
     def with_prompt(
-        self, instruction: str | None = None, demonstrations: Sequence[Demonstration] | None = None
+        self, instruction: str | None = None, demonstrations: Sequence[signatures.Demonstration] | None = None
     ) -> Program[P, R]:
         """Return the program, which must be a signature, with another instruction or other demonstrations.
 
@@ -241,16 +221,16 @@ class Program(Generic[P, R]):
                 f"{self.function.__name__} is no signature: a signature's body is empty, and its result annotated",
                 param="instruction",
             )
-        prompt = SignatureProgram(self.function, self._result, self._prompt).prompt
+        prompt = signatures.SignatureProgram(self.function, self._result, self._prompt).prompt
         made = self._like(self.function)
-        made._prompt = SignaturePrompt(
+        made._prompt = signatures.SignaturePrompt(
             prompt.instruction if instruction is None else instruction,
             prompt.demonstrations if demonstrations is None else tuple(demonstrations),
         )
         return made
 
     @property
-    def prompt(self) -> SignaturePrompt:
+    def prompt(self) -> signatures.SignaturePrompt:
         """Return the instruction and the demonstrations of a signature. Raises RequestError for other programs."""
         prompt = self.with_prompt()._prompt
         assert prompt is not None
@@ -265,9 +245,9 @@ class Program(Generic[P, R]):
 
     def _converted(self, value: Any) -> Any:
         refuse_marks("return", value, depth=0)
-        if self._result is NOTHING:
+        if self._result is signatures.NOTHING:
             return value
-        return as_result(value, self._result, self.function.__name__, definition_line(self.function))
+        return signatures.as_result(value, self._result, self.function.__name__, definition_line(self.function))
 
     async def _converted_async(self, value: Coroutine[Any, Any, Any]) -> Any:
         return self._converted(await value)
@@ -338,15 +318,15 @@ class Program(Generic[P, R]):
         answer is added; a run with the same file goes on where the last one ended. In a running event loop, an async
         program must be run by `arun`.
         """
-        [call] = kept([self._call(args, kwargs, trace)], checkpoint)
+        [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
         if not stream and not self.is_async:
-            warn_if_loop_runs(self.function.__name__, "arun")
+            runner.warn_if_loop_runs(self.function.__name__, "arun")
         with Folded():
-            state = new_state(channel_of(backend), call, stream=stream)
+            state = runner.new_state(channel_of(backend), call, stream=stream)
             if stream:
-                run_in_background(state, call, in_loop=False)
+                runner.run_in_background(state, call, in_loop=False)
             else:
-                run(state, call)
+                runner.run(state, call)
         return state
 
     async def arun(
@@ -366,13 +346,13 @@ class Program(Generic[P, R]):
         """
         import asyncio
 
-        [call] = kept([self._call(args, kwargs, trace)], checkpoint)
+        [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
         with Folded():
             channel = await asyncio.to_thread(channel_of, backend)
             if not stream:
-                return await run_async(channel, call)
-            state = new_state(channel, call, stream=True)
-            run_in_background(state, call, in_loop=self.is_async)
+                return await runner.run_async(channel, call)
+            state = runner.new_state(channel, call, stream=True)
+            runner.run_in_background(state, call, in_loop=self.is_async)
             return state
 
     @overload
@@ -402,16 +382,16 @@ class Program(Generic[P, R]):
         an error is raised in its place. `num_threads` bounds how many run at once; only sync programs that are not
         compiled to their end take a thread each.
         """
-        calls = kept(self._batch_calls(batch, sampling, trace), checkpoint)
-        warn_if_loop_runs(self.function.__name__, "arun_batch")
+        calls = runner.kept(self._batch_calls(batch, sampling, trace), checkpoint)
+        runner.warn_if_loop_runs(self.function.__name__, "arun_batch")
         channel = channel_of(backend)
         options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
         if self.is_async:
             results = run_in_loop(channel, calls, options)
         elif self.compiled is not None and self.compiled.is_whole:
-            results = run_recorded(lambda index: begin_recorded(channel, calls[index]), len(calls), options)
+            results = run_recorded(lambda index: runner.begin_recorded(channel, calls[index]), len(calls), options)
         else:
-            results = run_in_threads(lambda index: begin(channel, calls[index]), len(calls), options)
+            results = run_in_threads(lambda index: runner.begin(channel, calls[index]), len(calls), options)
         if generator_style:
             return results
         with Folded():
@@ -444,27 +424,27 @@ class Program(Generic[P, R]):
 
         With `generator_style` it is an asynchronous iterator. Cancelling or closing it ends all programs.
         """
-        calls = kept(self._batch_calls(batch, sampling, trace), checkpoint)
+        calls = runner.kept(self._batch_calls(batch, sampling, trace), checkpoint)
         options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
         results = run_in_running_loop(functools.partial(channel_of, backend), calls, options)
         return results if generator_style else _listed(results)
 
     # Arguments
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool) -> ProgramCall:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool) -> runner.ProgramCall:
         given, own = split_arguments(kwargs, self.parameters)
         return replace(self._make_call(args, own, given, traced), called_at=time.perf_counter())
 
     def _make_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: RunArguments, traced: bool
-    ) -> ProgramCall:
+    ) -> runner.ProgramCall:
         """Bind the arguments. Raises TypeError, as calling the function would, before anything starts."""
         own = {**self._bound, **kwargs}
         check_arguments(self._signature, args, own)
         given = given.over(self._bound_run)
         compiled = self.compiled
         is_whole = compiled is not None and compiled.is_whole
-        return ProgramCall(
+        return runner.ProgramCall(
             self._body, self.is_async, args, own, given.sampling, given.budget, compiled is not None, is_whole, traced
         )
 
@@ -476,7 +456,7 @@ class Program(Generic[P, R]):
         width = 1 if plan is None else plan.width
         return BatchOptions(num_threads, progress_bar, return_exceptions, in_order, in_threads, width)
 
-    def _batch_calls(self, batch: BatchItems, given: Mapping[str, Any], traced: bool) -> list[ProgramCall]:
+    def _batch_calls(self, batch: BatchItems, given: Mapping[str, Any], traced: bool) -> list[runner.ProgramCall]:
         """Return the calls of a batch. An item's sampling arguments and budgets come before those of the batch."""
         common, unknown = split_arguments(given, ())
         if unknown:

@@ -218,13 +218,16 @@ def _finish(state: ProgramState, call: ProgramCall) -> None:
 
 @dataclass(frozen=True)
 class AbandonedOnError:
-    """Context manager that abandons the state and describes the exception if its block raises."""
+    """Context manager that abandons the state and describes the exception if its block raises.
+
+    Not a generator with `contextmanager`, which sets the exception's traceback: a frozen one refuses that.
+    """
 
     state: ProgramState
     call: ProgramCall
 
     def __enter__(self) -> None:
-        return
+        """Nothing is acquired."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:

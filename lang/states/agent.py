@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...runtime.protocol import session
@@ -301,17 +301,7 @@ class _MadeCall:
             self._supply("", ErrorInfo.of(stopped))
 
     def to_result(self, step: int) -> AgentCall:
-        outcome = self.outcome
-        return AgentCall(
-            step,
-            outcome.name,
-            outcome.arguments,
-            outcome.result,
-            outcome.text,
-            outcome.error,
-            outcome.seconds,
-            outcome.saved,
-        )
+        return AgentCall(step, *(getattr(self.outcome, field.name) for field in fields(AgentCall)[1:]))
 
     def to_record(self, call: PreparedCall) -> CallRecord:
         return CallRecord(call.tool.name, json.loads(call.key), self.outcome.text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
-from ...runtime.protocol.session import Append, Close, Open, Play, Reply, Supply, ToFrontend
+from ...runtime.protocol.session import Append, Close, Open, Play, Reply, Supply
 from ..backends.backend import Channel
 from ..backends.calls import call_later
 from ..backends.inbox import InboxChannel, InboxItem
@@ -64,23 +64,15 @@ class StoredChannel:
     def __init__(self, store: AnswerStore, channel: Channel) -> None:
         self._channel = channel
         self._programs = StoredPrograms(store, channel)
+        self.attach, self.detach, self.send = self._programs.attach, self._programs.detach, self._programs.send
         self._end = weakref.finalize(self, self._programs.inbox.put, None)
         self._end.atexit = False
-
-    def attach(self, listener: Listener) -> int:
-        return self._programs.attach(listener)
 
     def attach_run(self, listener: Listener, run: StoredRun) -> int:
         """Attach the first state of a program, which belongs to `run`."""
         number = self.attach(listener)
         self._programs.runs[number] = run
         return number
-
-    def detach(self, state: int) -> None:
-        self._programs.detach(state)
-
-    def send(self, message: ToFrontend) -> None:
-        self._programs.send(message)
 
     def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
         return self._channel.call(method)

@@ -153,10 +153,9 @@ def _check(name: Any, description: Any, pure: Any, speculate: Any) -> None:
         raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
     if description is not None and not isinstance(description, str):
         raise RequestError(f"description must be a string, got {description!r}", param="description")
-    if not isinstance(pure, bool):
-        raise RequestError(f"pure must be True or False, got {pure!r}", param="pure")
-    if not isinstance(speculate, bool):
-        raise RequestError(f"speculate must be True or False, got {speculate!r}", param="speculate")
+    for param, value in (("pure", pure), ("speculate", speculate)):
+        if not isinstance(value, bool):
+            raise RequestError(f"{param} must be True or False, got {value!r}", param=param)
     if speculate and not pure:
         raise RequestError(
             "speculate calls a tool that the model has not called, so only a pure tool may have it: write pure=True",
