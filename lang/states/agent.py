@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...runtime.protocol import session
@@ -81,71 +81,56 @@ class AgentResult:
         return self.stopped_by in ("answer", "until")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AgentOptions:
-    """The options of `s.agent`. Raises RequestError for an invalid one."""
+    """The options of `s.agent`, in its order. Raises RequestError for an invalid one."""
 
-    tools: ToolSet
+    given_tools: Sequence[AnyTool]
     prompt: Expr | str | None
     max_steps: int
     until: Callable[[Any], Any] | None
     on_error: OnError
-    form: CallFormat
+    given_format: str | CallFormat
     result_role: str
     constrained: bool
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any]  # by the names of `run`
 
-    @property
-    def has_early_tools(self) -> bool:
-        """Return whether calls may begin before their turn ends."""
-        return any(one.pure for one in self.tools.tools.values())
-
-    @classmethod
-    def of(
-        cls,
-        tools: Sequence[AnyTool],
-        prompt: Expr | str | None,
-        max_steps: int,
-        until: Callable[[Any], Any] | None,
-        tool_errors: OnError,
-        form: str | CallFormat,
-        result_role: str,
-        constrained: bool,
-        sampling: dict[str, Any],
-    ) -> AgentOptions:
-        """Return checked options."""
-        checked = tool_set(tools)
-        for one in checked.tools.values():
+    def __post_init__(self) -> None:
+        for one in self.tools.tools.values():
             if one.function is None:
                 raise RequestError(
                     f"the tool {one.name} has no function, so an agent cannot go on after its call: declare it with "
                     "ramiform.tool(definition, handler)",
                     param="tools",
                 )
-        if type(max_steps) is not int or max_steps < 1:
-            raise RequestError(f"max_steps must be a positive integer, got {max_steps!r}", param="max_steps")
-        if until is not None and not callable(until):
-            raise RequestError(f"until must be a function of the state, got {until!r}", param="until")
-        if not (isinstance(result_role, str) and result_role):
-            raise RequestError(f"result_role must be a role such as 'tool', got {result_role!r}", param="result_role")
-        if not isinstance(constrained, bool):
-            raise RequestError(f"constrained must be True or False, got {constrained!r}", param="constrained")
-        if tool_errors not in ("text", "raise"):
-            raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
-        for name in sampling:
+        role, errors = self.result_role, self.on_error
+        if type(self.max_steps) is not int or self.max_steps < 1:
+            raise RequestError(f"max_steps must be a positive integer, got {self.max_steps!r}", param="max_steps")
+        if self.until is not None and not callable(self.until):
+            raise RequestError(f"until must be a function of the state, got {self.until!r}", param="until")
+        if not (isinstance(role, str) and role):
+            raise RequestError(f"result_role must be a role such as 'tool', got {role!r}", param="result_role")
+        if not isinstance(self.constrained, bool):
+            raise RequestError(f"constrained must be True or False, got {self.constrained!r}", param="constrained")
+        if errors not in ("text", "raise"):
+            raise RequestError(f"tool_errors must be 'text' or 'raise', got {errors!r}", param="tool_errors")
+        for name in self.sampling:
             if name not in RUN_ARGUMENTS or name == "n":
                 raise RequestError(f"an agent takes gen's sampling arguments but n, and no {name}", param=name)
-        return cls(
-            tools=checked,
-            prompt=prompt,
-            max_steps=max_steps,
-            until=until,
-            on_error=tool_errors,
-            form=call_format(form),
-            result_role=result_role,
-            constrained=constrained,
-            sampling={RUN_ARGUMENTS[name]: value for name, value in sampling.items()},
-        )
+        assert self.form  # raises for a format that is none
+
+    @functools.cached_property
+    def tools(self) -> ToolSet:
+        return tool_set(self.given_tools)
+
+    @functools.cached_property
+    def form(self) -> CallFormat:
+        return call_format(self.given_format)
+
+    @property
+    def has_early_tools(self) -> bool:
+        """Return whether calls may begin before their turn ends."""
+        return any(one.pure for one in self.tools.tools.values())
 
 
 def run_agent(state: AgentState, options: AgentOptions) -> AgentResult:
@@ -417,7 +402,7 @@ def _first_message(state: AgentState) -> session.RoleBegin | None:
 
 def _turn(state: AgentState, options: AgentOptions) -> GenExpr:
     """Return the gen of a turn: free text, in which every call that is begun is valid."""
-    sampling = dict(options.sampling) | {"n": 1}
+    sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
     if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
         sampling["max_tokens"] = MAX_TOKENS
     turn = gen(**sampling)

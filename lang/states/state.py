@@ -204,7 +204,7 @@ class ProgramState(ReadableState):
         """
         from .agent import AgentOptions, run_agent
 
-        options = AgentOptions.of(
+        options = AgentOptions(
             tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
         )
         return run_agent(self, options)
@@ -225,7 +225,7 @@ class ProgramState(ReadableState):
         """Do as `agent` does, in an event loop. `until` may be async."""
         from .agent import AgentOptions, run_agent_async
 
-        options = AgentOptions.of(
+        options = AgentOptions(
             tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
         )
         return await run_agent_async(self, options)
