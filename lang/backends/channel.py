@@ -9,10 +9,10 @@ import threading
 
 from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
-from ...runtime.protocol.session import Append, Close, Open, Play, Reply, Supply
+from ...runtime.protocol.session import Play, Reply
 from .calls import ModelCalls, call_later
 from .executor import TranscriptExecutor
-from .inbox import InboxChannel, InboxItem
+from .inbox import InboxItem, InterpretingChannel
 from .model import Method, Model
 from .transcript import Transcript
 
@@ -42,33 +42,25 @@ class LocalBackend(Model):
                 self._channel.close()
 
 
-class LocalChannel(InboxChannel):
+class LocalChannel(InterpretingChannel):
     """A `Channel` of a model. `num_threads` are those of `LocalBackend`."""
 
     def __init__(self, model: Model, num_threads: int) -> None:
         super().__init__("ramiform-backend")
         self._model = model
         self._calls = ModelCalls(num_threads, self.inbox.put)
-        self._interpreter = ProgramInterpreter(self.deliver, self._open_executor, call_later(self.inbox.put))
+        self.interpreter = ProgramInterpreter(self.deliver, self._open_executor, call_later(self.inbox.put))
         self.start()
 
     def call(self, method: Method) -> Reply:
         return self._model.answer_call(method, next(self._numbers))
 
     def take(self, item: InboxItem) -> None:
-        match item:
-            case Play(messages=messages):
-                for part in messages:  # played one by one, so that answers are asked for in the order of the parts
-                    self.take(part)
-            case Open() | Append() | Supply() | Close():
-                self._interpreter.receive(item)
-            case _:
-                assert callable(item), f"not a message of a program: {item!r}"
-                item()
-        self._interpreter.run()
-
-    def end_programs(self) -> None:
-        self._interpreter.close_all()
+        if isinstance(item, Play):  # played one by one, so that answers are asked for in the order of the parts
+            for part in item.messages:
+                self.take(part)
+        else:
+            super().take(item)
 
     def _open_executor(self, state: StateProgress) -> TranscriptExecutor:
         return TranscriptExecutor(self._model, self._calls, state, Transcript())

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.protocol.errors import ErrorInfo, RuntimeFailed
-from ...runtime.protocol.session import Answer, Close, Lost, ToFrontend
+from ...runtime.protocol.session import Answer, Append, Close, Lost, Open, Play, Supply, ToFrontend
 
 if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
@@ -99,3 +100,21 @@ class InboxChannel:
             self._ended = True
             self.end_programs()
             self.lose(list(self.listeners), error)
+
+
+class InterpretingChannel(InboxChannel):
+    """Base of channels whose thread interprets programs; `interpreter` is set before `start`."""
+
+    interpreter: ProgramInterpreter
+
+    def take(self, item: InboxItem) -> None:
+        match item:
+            case Play() | Open() | Append() | Supply() | Close():
+                self.interpreter.receive(item)
+            case _:
+                assert callable(item), f"not a message of a program: {item!r}"
+                item()
+        self.interpreter.run()
+
+    def end_programs(self) -> None:
+        self.interpreter.close_all()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
-from ...runtime.protocol.session import Append, Close, Open, Play, Reply, Supply
+from ...runtime.protocol.session import Reply
 from ..backends.backend import Channel
 from ..backends.calls import call_later
-from ..backends.inbox import InboxChannel, InboxItem
+from ..backends.inbox import InterpretingChannel
 from .answers import AnswerStore, StoredRun
 from .executor import StoreAccess, StoredExecutor
 from .remote import Remotes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
 
 
-class StoredPrograms(InboxChannel):
+class StoredPrograms(InterpretingChannel):
     """Interprets programs on a thread of its own, which ends when None comes from the inbox."""
 
     def __init__(self, store: AnswerStore, channel: Channel) -> None:
@@ -28,22 +28,10 @@ class StoredPrograms(InboxChannel):
         self.executors: weakref.WeakValueDictionary[int, StoredExecutor] = weakref.WeakValueDictionary()  # by state
         self._remotes = Remotes(channel, self.inbox.put)
         self._access = StoreAccess(store, self._remotes, self.inbox.put, self.executors)
-        self._interpreter = ProgramInterpreter(
+        self.interpreter = ProgramInterpreter(
             self.deliver, self._open_executor, call_later(self.inbox.put), states_ended=self._states_ended
         )
         self.start()
-
-    def take(self, item: InboxItem) -> None:
-        match item:
-            case Play() | Open() | Append() | Supply() | Close():
-                self._interpreter.receive(item)
-            case _:
-                assert callable(item), f"not a message of a program: {item!r}"
-                item()
-        self._interpreter.run()
-
-    def end_programs(self) -> None:
-        self._interpreter.close_all()
 
     def _open_executor(self, state: StateProgress) -> StoredExecutor:
         return StoredExecutor(self._access, state, self.runs.setdefault(state.program.number, StoredRun()))

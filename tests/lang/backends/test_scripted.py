@@ -212,7 +212,7 @@ def test_states_without_references_are_forgotten() -> None:
     gc.collect()
     channel = backend.connection()
     channel.close()
-    assert channel._interpreter.num_states == channel._interpreter.num_programs == 0
+    assert channel.interpreter.num_states == channel.interpreter.num_programs == 0
     assert not channel.listeners
 
 
