@@ -10,27 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
     from .lang.backends.anthropic import Anthropic
-    from .lang.backends.http_runtime import HttpRuntime
+    from .lang.backends.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
     from .lang.backends.openai import OpenAI
+    from .lang.backends.runtimes.http_runtime import HttpRuntime
     from .lang.backends.scripted import Scripted
     from .lang.backends.vertex import VertexAI
-    from .lang.choices import (
+    from .lang.evaluation.evaluate import aevaluate, evaluate
+    from .lang.evaluation.optimise import aoptimise, optimise
+    from .lang.evaluation.report import Comparison, Report
+    from .lang.expressions.captures import one_or_more, optional, repeat, rx, seq, zero_or_more
+    from .lang.expressions.choices import (
         ChoicesDecision,
         ChoicesSamplingMethod,
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from .lang.constraints.builders import one_or_more, optional, repeat, rx, seq, zero_or_more
-    from .lang.decorator import function
-    from .lang.evaluation.evaluate import aevaluate, evaluate
-    from .lang.evaluation.optimise import aoptimise, optimise
-    from .lang.evaluation.report import Comparison, Report
-    from .lang.failures import BatchError
-    from .lang.plans.plan import Plan
-    from .lang.primitives import (
+    from .lang.expressions.primitives import (
         assistant,
         assistant_begin,
         assistant_end,
@@ -52,16 +49,19 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from .lang.program import Program
+    from .lang.running.decorator import function
+    from .lang.running.failures import BatchError
+    from .lang.running.program import Program
+    from .lang.running.signatures import Demonstration
     from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
-    from .lang.signatures import Demonstration
-    from .lang.state import ForkGroup, ProgramState
+    from .lang.states.agent import AgentCall, AgentResult
+    from .lang.states.state import ForkGroup, ProgramState
     from .lang.storage.cache import Cache, cache
-    from .lang.tools.agent import AgentCall, AgentResult
     from .lang.tools.call_format import CallFormat
     from .lang.tools.declaration import DeclaredTool, tool
     from .lang.tools.mcp_server import McpTools, mcp
     from .lang.tools.tool_set import UnansweredCall, tool_schemas
+    from .lang.tracing.plan import Plan
     from .lang.tracing.trace import Trace
     from .lang.types.schema_regex import build_regex_from_object
     from .runtime.offline import Engine
@@ -158,31 +158,31 @@ __all__ = [
 
 _MODULES = {
     "Anthropic": ".lang.backends.anthropic",
-    "AgentCall": ".lang.tools.agent",
-    "AgentResult": ".lang.tools.agent",
-    "Backend": ".lang.backend",
-    "BatchError": ".lang.failures",
+    "AgentCall": ".lang.states.agent",
+    "AgentResult": ".lang.states.agent",
+    "Backend": ".lang.backends.backend",
+    "BatchError": ".lang.running.failures",
     "BusyError": ".runtime.protocol.errors",
     "Cache": ".lang.storage.cache",
     "CallFormat": ".lang.tools.call_format",
-    "ChoicesDecision": ".lang.choices",
-    "ChoicesSamplingMethod": ".lang.choices",
+    "ChoicesDecision": ".lang.expressions.choices",
+    "ChoicesSamplingMethod": ".lang.expressions.choices",
     "Comparison": ".lang.evaluation.report",
     "DeclaredTool": ".lang.tools.declaration",
-    "Demonstration": ".lang.signatures",
+    "Demonstration": ".lang.running.signatures",
     "Engine": ".runtime.offline",
-    "ForkGroup": ".lang.state",
-    "HttpRuntime": ".lang.backends.http_runtime",
+    "ForkGroup": ".lang.states.state",
+    "HttpRuntime": ".lang.backends.runtimes.http_runtime",
     "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
-    "Plan": ".lang.plans.plan",
-    "Program": ".lang.program",
-    "ProgramState": ".lang.state",
+    "Plan": ".lang.tracing.plan",
+    "Program": ".lang.running.program",
+    "ProgramState": ".lang.states.state",
     "RamiformError": ".runtime.protocol.errors",
     "Report": ".lang.evaluation.report",
     "RequestError": ".runtime.protocol.errors",
     "Runtime": ".runtime.processes.launch",
-    "RuntimeEndpoint": ".lang.backend",
+    "RuntimeEndpoint": ".lang.backends.backend",
     "RuntimeFailed": ".runtime.protocol.errors",
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.tracing.trace",
@@ -195,9 +195,9 @@ _MODULES = {
     "aevaluate": ".lang.evaluation.evaluate",
     "afirst": ".lang.search.searches",
     "aoptimise": ".lang.evaluation.optimise",
-    "assistant": ".lang.primitives",
-    "assistant_begin": ".lang.primitives",
-    "assistant_end": ".lang.primitives",
+    "assistant": ".lang.expressions.primitives",
+    "assistant_begin": ".lang.expressions.primitives",
+    "assistant_end": ".lang.expressions.primitives",
     "avote": ".lang.search.searches",
     "beam": ".lang.search.searches",
     "best_of": ".lang.search.searches",
@@ -205,41 +205,41 @@ _MODULES = {
     "cache": ".lang.storage.cache",
     "evaluate": ".lang.evaluation.evaluate",
     "first": ".lang.search.searches",
-    "flush_cache": ".lang.backend",
-    "function": ".lang.decorator",
-    "gen": ".lang.primitives",
-    "gen_int": ".lang.primitives",
-    "gen_string": ".lang.primitives",
-    "get_server_info": ".lang.backend",
-    "greedy_token_selection": ".lang.choices",
-    "image": ".lang.primitives",
-    "one_or_more": ".lang.constraints.builders",
+    "flush_cache": ".lang.backends.backend",
+    "function": ".lang.running.decorator",
+    "gen": ".lang.expressions.primitives",
+    "gen_int": ".lang.expressions.primitives",
+    "gen_string": ".lang.expressions.primitives",
+    "get_server_info": ".lang.backends.backend",
+    "greedy_token_selection": ".lang.expressions.choices",
+    "image": ".lang.expressions.primitives",
+    "one_or_more": ".lang.expressions.captures",
     "mcp": ".lang.tools.mcp_server",
     "optimise": ".lang.evaluation.optimise",
-    "optional": ".lang.constraints.builders",
-    "pick": ".lang.primitives",
-    "predicate": ".lang.primitives",
-    "rate": ".lang.primitives",
-    "repeat": ".lang.constraints.builders",
-    "role": ".lang.primitives",
-    "rx": ".lang.constraints.builders",
-    "select": ".lang.primitives",
-    "separate_reasoning": ".lang.primitives",
-    "seq": ".lang.constraints.builders",
-    "set_default_backend": ".lang.backend",
-    "system": ".lang.primitives",
-    "system_begin": ".lang.primitives",
-    "system_end": ".lang.primitives",
-    "token_length_normalized": ".lang.choices",
+    "optional": ".lang.expressions.captures",
+    "pick": ".lang.expressions.primitives",
+    "predicate": ".lang.expressions.primitives",
+    "rate": ".lang.expressions.primitives",
+    "repeat": ".lang.expressions.captures",
+    "role": ".lang.expressions.primitives",
+    "rx": ".lang.expressions.captures",
+    "select": ".lang.expressions.primitives",
+    "separate_reasoning": ".lang.expressions.primitives",
+    "seq": ".lang.expressions.captures",
+    "set_default_backend": ".lang.backends.backend",
+    "system": ".lang.expressions.primitives",
+    "system_begin": ".lang.expressions.primitives",
+    "system_end": ".lang.expressions.primitives",
+    "token_length_normalized": ".lang.expressions.choices",
     "tool": ".lang.tools.declaration",
     "tool_schemas": ".lang.tools.tool_set",
-    "unconditional_likelihood_normalized": ".lang.choices",
-    "user": ".lang.primitives",
-    "user_begin": ".lang.primitives",
-    "user_end": ".lang.primitives",
-    "video": ".lang.primitives",
+    "unconditional_likelihood_normalized": ".lang.expressions.choices",
+    "user": ".lang.expressions.primitives",
+    "user_begin": ".lang.expressions.primitives",
+    "user_end": ".lang.expressions.primitives",
+    "video": ".lang.expressions.primitives",
     "vote": ".lang.search.searches",
-    "zero_or_more": ".lang.constraints.builders",
+    "zero_or_more": ".lang.expressions.captures",
 }
 
 

@@ -183,8 +183,8 @@ def trace(
     **settings: Any,
 ) -> None:
     """Run a script as `run` does, then show the trace of each of its programs; or show a saved trace."""
+    from .lang.operations.recording import record_all
     from .lang.tracing import trace as traces
-    from .lang.tracing.recording import record_all
 
     def show(shown: list[traces.Trace]) -> None:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
@@ -216,7 +216,7 @@ def _script_errors(file: Path) -> Iterator[None]:
 
     A RamiformError, which has the program's line, is left to `main`.
     """
-    from .lang.failures import fold, program_line
+    from .lang.running.failures import fold, program_line
 
     try:
         yield
@@ -267,7 +267,7 @@ def _default_backend(
             os.environ["RAMIFORM_KEYS"] = keys
         yield
         return
-    from .lang.backend import set_default_backend
+    from .lang.backends.backend import set_default_backend
     from .runtime.processes.launch import Runtime
 
     with Runtime(model, **settings) as runtime:
@@ -439,7 +439,7 @@ def chat(
 def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime reports them."""
     if address is not None:
-        from .lang.backend import RuntimeEndpoint
+        from .lang.backends.backend import RuntimeEndpoint
 
         with RuntimeEndpoint(address, keys) as endpoint:
             _print_info(endpoint.connection())

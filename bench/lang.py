@@ -24,7 +24,7 @@ import typer
 import ramiform
 from ramiform import ProgramState, gen
 from ramiform.bench.harness import Json, Model, table, write_json
-from ramiform.lang.backend import get_server_info
+from ramiform.lang.backends.backend import get_server_info
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.client import Connection
 from ramiform.runtime.protocol.errors import ErrorInfo

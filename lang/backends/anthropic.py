@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Unpack
+from typing import Unpack
 
 from ...runtime.protocol import session
-from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError
-from . import chatml as roles
 from .anthropic_format import MessageEvents, counts_of, messages_body, own_stops, sampling_body, sequence_of
-from .channel import LazyChannel, LocalChannel
+from .endpoints.endpoint_backend import EndpointBackend
 from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
 from .endpoints.openai_address import key_of
-from .endpoints.usage import TokenUsage
-from .model import Method, ModelCall, ModelOutput, OnText
+from .model import ModelCall, ModelOutput, OnText
 from .stop_cutter import StopCutter
 from .transcript import Transcript, TranscriptPart
 
@@ -22,7 +19,7 @@ ANTHROPIC_URL = "https://api.anthropic.com"
 OLDER_VERSION = "2023-06-01"  # the last that takes temperature, top_p and top_k
 
 
-class Anthropic:
+class Anthropic(EndpointBackend):
     """Runs programs on `model_name` of Anthropic's messages API.
 
     The address is `base_url`, that of ANTHROPIC_BASE_URL, or Anthropic's own; `api_key` is by default that of
@@ -55,59 +52,25 @@ class Anthropic:
         self._api_version = api_version
         url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
         credentials = key_of("ANTHROPIC_API_KEY", api_key, header="x-api-key", required=url == ANTHROPIC_URL)
-        self._client = EndpointClient(url, settings, credentials, counts_of)
-        self._channel = LazyChannel(self, settings.max_concurrency)
-
-    @property
-    def usage(self) -> TokenUsage:
-        """Return the counts of tokens, requests and retries so far."""
-        return self._client.usage
-
-    def connection(self) -> LocalChannel:
-        return self._channel.get()
-
-    def close(self) -> None:
-        """End every program that runs on it."""
-        self._channel.close()
-        self._client.close()
+        super().__init__("Anthropic's API", EndpointClient(url, settings, credentials, counts_of))
 
     # Methods of `Model`
 
-    def begin_role(self, role: str) -> str:
-        return roles.begin(role)
-
-    def end_role(self, role: str) -> str:
-        return roles.end(role)
-
     def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         if gen.logprobs is not None:
-            raise _unsupported("returns no log-probabilities", "return_logprob")
+            raise self._unsupported("returns no log-probabilities", "return_logprob")
         prompt, space = messages_body(transcript)
         body = {"model": self.model, **prompt, **sampling_body(gen.sampling, draws=self._api_version == OLDER_VERSION)}
         num_tokens = estimated_tokens(prompt, gen.sampling.max_new_tokens)
         sequences = []
         for _ in range(gen.n):
             cutter = StopCutter(own_stops(gen.sampling), skips_space=bool(space))
-            events = MessageEvents(on_text if gen.n == 1 else _ignore, cutter)
+            events = MessageEvents(on_text if gen.n == 1 else lambda text: None, cutter)
             answer = self._client.stream("/v1/messages", {**body, "stream": True}, call, events, num_tokens=num_tokens)
             sequences.append(sequence_of(answer, cutter))
         return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
 
     def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
-        raise _unsupported("returns no log-probabilities, so no select; use gen with schema=Literal[...]", "choices")
-
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
-        raise _unsupported("answers no decisions; use gen", "questions")
-
-    def answer_call(self, method: Method, number: int) -> session.Reply:
-        if method == "flush_cache":
-            raise RequestError("Anthropic's API has no cache to flush", code="unsupported")
-        return session.Reply(number)
-
-
-def _ignore(text: str) -> Any:
-    """Give out no text: samples are not streamed."""
-
-
-def _unsupported(what: str, param: str) -> RequestError:
-    return RequestError(f"Anthropic's API {what}", param=param, code="unsupported")
+        raise self._unsupported(
+            "returns no log-probabilities, so no select; use gen with schema=Literal[...]", "choices"
+        )

@@ -13,8 +13,8 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
 from ..types.result_types import closed
-from .endpoints.usage import CountedTokens, token_count
-from .model import OnText
+from .endpoints.usage import CountedTokens, token_count, usage_of
+from .model import OnText, TextEvents
 from .stop_cutter import StopCutter
 from .transcript import Transcript
 
@@ -37,13 +37,7 @@ def messages_body(transcript: Transcript) -> tuple[dict[str, Any], str]:
     """
     if not transcript.has_roles:
         return {"messages": [{"role": "user", "content": transcript.text}]}, ""
-    if transcript.open_role != "assistant":
-        raise RequestError(
-            "in a chat only the assistant's messages can be generated, and "
-            f"{'none' if transcript.open_role is None else repr(transcript.open_role)} is open",
-            param="role",
-        )
-    *messages, opened = transcript.messages()
+    *messages, opened = transcript.chat()
     for message in messages:
         if message["role"] not in ROLES:
             raise RequestError(f"Anthropic's API has no role {message['role']!r}", param="role", code="unsupported")
@@ -101,14 +95,12 @@ def own_stops(sampling: SamplingParams) -> tuple[str, ...]:
     return tuple(stop for stop in sampling.stop if not stop.strip())
 
 
-class MessageEvents:
-    """Collects the events of a streamed message; `on_text` gets its text up to a stop string of `cutter`."""
+class MessageEvents(TextEvents):
+    """Collects the events of a streamed message; its text ends before a stop string of `cutter`."""
 
     def __init__(self, on_text: OnText, cutter: StopCutter) -> None:
-        self.has_text = False
-        self._on_text = on_text
+        super().__init__(on_text)
         self._cutter = cutter
-        self._pieces: list[str] = []
         self._message: dict[str, Any] = {}
 
     def take(self, event: Any) -> Literal["end", "leave"] | None:
@@ -119,24 +111,19 @@ class MessageEvents:
             case "content_block_delta" if (event.get("delta") or {}).get("type") == "text_delta":
                 text = str(event["delta"].get("text") or "")
                 self.has_text |= bool(text)  # also when the cutter holds it back
-                self._give(self._cutter.take(text))
+                self.give(self._cutter.take(text))
                 return None if self._cutter.found is None else "leave"
             case "message_delta":
                 self._message |= event.get("delta") or {}
                 self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
             case "message_stop":
-                self._give(self._cutter.end())
+                self.give(self._cutter.end())
                 return "end"
         return None
 
     def answer(self) -> dict[str, Any]:
         """Return the message as it is without streaming."""
-        return {**self._message, "content": [{"type": "text", "text": "".join(self._pieces)}]}
-
-    def _give(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)
-            self._on_text(text)
+        return {**self._message, "content": [{"type": "text", "text": self.text}]}
 
 
 def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
@@ -148,22 +135,14 @@ def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
     text = "".join(str(block.get("text") or "") for block in texts)
     counts = counts_of(answer) or CountedTokens()
     reason, matched = answer.get("stop_reason"), answer.get("stop_sequence")
-    return session.Sequence(
-        text=text,
-        ids=[],
-        prompt_tokens=counts.prompt,
-        completion_tokens=counts.completion,
-        cached_tokens=counts.cached,
-        finish=Finish("stop", cutter.found)
-        if cutter.found is not None
-        else Finish(_FINISHES.get(str(reason), "stop"), matched),
-    )
+    if cutter.found is not None:
+        return counts.sequence(text, Finish("stop", cutter.found))
+    return counts.sequence(text, Finish(_FINISHES.get(str(reason), "stop"), matched))
 
 
 def counts_of(answer: Any) -> CountedTokens | None:
     """Return the tokens of a message, None if it does not say them. Prompt tokens include those of the cache."""
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict) or not usage:
+    if (usage := usage_of(answer)) is None:
         return None
     cached = token_count(usage.get("cache_read_input_tokens"))
     prompt = cached + token_count(usage.get("cache_creation_input_tokens")) + token_count(usage.get("input_tokens"))

@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ...runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
@@ -31,31 +32,24 @@ _STATUS_OF_TYPE = {
 _BUSY = (429, 529)
 
 
+@dataclass(eq=False)
 class HttpFailure(Exception):
     """A call that failed. `status` None: no answer came. `may_repeat`: the same call may succeed later.
 
     `retry_after`: the seconds that the server asks to wait.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        param: str | None = None,
-        code: str | None = None,
-        request_id: str | None = None,
-        retry_after: float | None = None,
-        may_repeat: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.param = param
-        self.code = code
-        self.request_id = request_id
-        self.retry_after = retry_after
-        self.may_repeat = may_repeat
+    message: str
+    _: KW_ONLY
+    status: int | None = None
+    param: str | None = None
+    code: str | None = None
+    request_id: str | None = None
+    retry_after: float | None = None
+    may_repeat: bool = False
+
+    def __str__(self) -> str:
+        return self.message
 
     def to_error(self, message: str | None = None) -> RamiformError:
         """Return the error for the program: by the status, whose mistake it is."""

@@ -55,17 +55,35 @@ class ModelOutput:
     speculated: SpeculatedText | None = None
 
 
+class TextEvents:
+    """Base of what collects the events of one streamed text; `on_text` gets each piece."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self.has_text = False
+        self.text = ""
+        self._on_text = on_text
+
+    def give(self, piece: str | None) -> None:
+        """Add a piece of the text."""
+        if piece:
+            self.has_text = True
+            self.text += piece
+            self._on_text(piece)
+
+
 class Model(Protocol):
     """Generates, scores and decides. Any method may raise RamiformError.
 
-    `generate`, `select` and `decide` may block: they are called in threads.
+    `generate`, `select` and `decide` may block: they are called in threads. Where there is no chat template, ChatML's
+    marks show messages.
     """
 
     def begin_role(self, role: str) -> str:
         """Return the text that shows the beginning of a message."""
-        ...
+        return f"<|im_start|>{role}\n"
 
-    def end_role(self, role: str) -> str: ...
+    def end_role(self, role: str) -> str:
+        return "<|im_end|>\n"
 
     def generate(self, transcript: Transcript, gen: Gen, on_text: OnText, call: ModelCall) -> ModelOutput: ...
 

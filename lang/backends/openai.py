@@ -9,17 +9,15 @@ import msgspec
 
 from ...runtime.protocol import choices, session
 from ...runtime.protocol.core import Finish
-from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
-from . import chatml as roles
-from .channel import LazyChannel, LocalChannel
+from ...runtime.protocol.session import Gen
+from .endpoints.endpoint_backend import EndpointBackend
 from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
 from .endpoints.openai_address import EndpointAddress, azure_address, openai_address
-from .endpoints.usage import TokenUsage
-from .model import Method, ModelCall, ModelOutput, OnText
+from .endpoints.usage import CountedTokens, TokenUsage
+from .model import ModelCall, ModelOutput, OnText
 from .openai_format import DIALECTS, CompletionEvents, counts_of, sampling_body, scores_of, sequences_of
-from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 
 UNKNOWN_ID = -1  # of every token: the API returns texts only
@@ -27,7 +25,7 @@ SPECULATION_ATTEMPTS = 3
 _REASONERS = re.compile(r"(o\d|gpt-[5-9])\b")  # OpenAI's models that take max_completion_tokens only
 
 
-class OpenAI:
+class OpenAI(EndpointBackend):
     """Runs programs on `model` of the endpoint at `base_url`; `model_name` is SGLang's name of `model`.
 
     The address is that of OPENAI_BASE_URL, or OpenAI's own; `api_key` is by default that of OPENAI_API_KEY. With
@@ -90,47 +88,26 @@ class OpenAI:
             raise RequestError("azure_endpoint and api_version need is_azure=True", param="is_azure")
         else:
             address = self._address(base_url, api_key)
-        self._client = EndpointClient(address.url, settings, address.credentials, counts_of, query=address.query)
+        client = EndpointClient(address.url, settings, address.credentials, counts_of, query=address.query)
+        super().__init__("an OpenAI-compatible endpoint", client)
         self._dialect = dialect
         self._is_chat_model = is_chat_model
         self._num_speculative = num_speculative_tokens
         self._continues = continues_messages
         is_reasoner = dialect == "openai" and _REASONERS.match(self.model) is not None
         self._max_tokens_field = max_tokens_field or ("max_completion_tokens" if is_reasoner else "max_tokens")
-        self._channel = LazyChannel(self, settings.max_concurrency)
-
-    @property
-    def usage(self) -> TokenUsage:
-        """Return the counts of tokens, requests and retries so far."""
-        return self._client.usage
 
     @property
     def token_usage(self) -> TokenUsage:
         """Return `usage`, by SGLang's name."""
         return self._client.usage
 
-    def connection(self) -> LocalChannel:
-        return self._channel.get()
-
-    def close(self) -> None:
-        """End every program that runs on it."""
-        self._channel.close()
-        self._client.close()
-
     # Methods of `Model`
 
-    def begin_role(self, role: str) -> str:
-        return roles.begin(role)
-
-    def end_role(self, role: str) -> str:
-        return roles.end(role)
-
-    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
+    def generate(self, transcript: Transcript, gen: Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         if gen.logprobs is not None:
-            raise RequestError(
-                "an OpenAI-compatible endpoint returns no token ids, so log-probabilities of a gen are not supported",
-                param="return_logprob",
-                code="unsupported",
+            raise self._unsupported(
+                "returns no token ids, so log-probabilities of a gen are not supported", "return_logprob"
             )
         num_ahead = gen.num_api_spec_tokens or self._num_speculative
         if num_ahead is not None and can_take(gen):
@@ -182,18 +159,6 @@ class OpenAI:
         logprobs = [[TokenLogprob(value, UNKNOWN_ID) for value in part] for part in values]
         return choices.choose(select, logprobs, prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0))
 
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
-        raise RequestError(
-            "an OpenAI-compatible endpoint answers no decisions; use gen or select",
-            param="questions",
-            code="unsupported",
-        )
-
-    def answer_call(self, method: Method, number: int) -> session.Reply:
-        if method == "flush_cache":
-            raise RequestError("an OpenAI-compatible endpoint has no cache to flush", code="unsupported")
-        return session.Reply(number)
-
     # Requests
 
     def _address(self, base_url: str | None, api_key: str | None) -> EndpointAddress:
@@ -201,7 +166,7 @@ class OpenAI:
         return openai_address(base_url, api_key)
 
     def _speculate(
-        self, transcript: Transcript, gen: session.Gen, num_ahead: int, on_text: OnText, call: ModelCall
+        self, transcript: Transcript, gen: Gen, num_ahead: int, on_text: OnText, call: ModelCall
     ) -> ModelOutput | None:
         """Make one over-long call. Return None if its text does not show where `gen` ends.
 
@@ -212,7 +177,7 @@ class OpenAI:
         sampling = msgspec.structs.replace(gen.sampling, stop=(), max_new_tokens=length)
         written, path, prompt = "", *self._prompt(transcript, fresh_message=True)
         if "messages" in prompt and transcript.has_roles and not self._continues:
-            written = _open_message(transcript)
+            written = transcript.messages()[-1]["content"]
         is_drawn = not sampling.greedy and sampling.seed is None
         num_spent = 0
         for _ in range(SPECULATION_ATTEMPTS if written and is_drawn else 1):
@@ -253,13 +218,7 @@ class OpenAI:
                 param="role",
                 code="unsupported",
             )
-        messages = transcript.messages()
-        if transcript.open_role != "assistant":
-            raise RequestError(
-                f"in a chat only the assistant's messages can be generated, and "
-                f"{'none' if transcript.open_role is None else repr(transcript.open_role)} is open",
-                param="role",
-            )
+        messages = transcript.chat()
         if not messages[-1]["content"]:
             return "/chat/completions", {"messages": messages[:-1]}
         if self._continues:
@@ -294,16 +253,54 @@ def _taken(
 ) -> ModelOutput:
     """Return a gen's output taken from a speculated text. `call` is the call that was made for it, if there was one."""
     on_text(text)
-    sequence = session.Sequence(
-        text=text,
-        ids=[],
-        prompt_tokens=0 if call is None else call.prompt_tokens,
-        completion_tokens=0 if call is None else call.completion_tokens,
-        cached_tokens=0 if call is None else call.cached_tokens,
-        finish=finish,
+    counts = (
+        CountedTokens()
+        if call is None
+        else CountedTokens(call.prompt_tokens, call.cached_tokens, call.completion_tokens)
     )
+    sequence = counts.sequence(text, finish)
     return ModelOutput([sequence], (TranscriptPart("generated", text),), rest)
 
 
-def _open_message(transcript: Transcript) -> str:
-    return transcript.messages()[-1]["content"]
+# Speculative execution: one over-long call, whose text also answers the program's later gens. A chat or completion
+# endpoint computes a prompt again at every call. Where gens end at stop strings, the model is likely to write the
+# program's next constant by itself; as long as it does, its text is the answer to the later gens too. The distribution
+# is that of separate calls: a text, given the text before it. Source: SGLang (Zheng et al. 2024), section 4.3.
+
+
+def can_take(gen: Gen) -> bool:
+    """Return True if `gen` wants nothing but text, and the text alone shows where it ends."""
+    sampling = gen.sampling
+    return (
+        gen.n == 1
+        and gen.logprobs is None
+        and bool(sampling.stop)
+        and sampling.constraint is None
+        and not sampling.stop_regex
+        and not sampling.stop_token_ids
+        and not sampling.min_new_tokens
+        and not sampling.ignore_eos
+        and not sampling.no_stop_trim
+    )
+
+
+def sampling_without_stop(sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters that draw text, without those that end it. They must agree for a text to be taken."""
+    return msgspec.structs.replace(sampling, stop=(), max_new_tokens=0)
+
+
+def take(ahead: SpeculatedText, gen: Gen) -> tuple[str, Finish, SpeculatedText | None] | None:
+    """Return the text that answers `gen`, its finish, and the speculated text that is left; None if it has no end.
+
+    A token is at least one byte, so a text of at most `max_new_tokens` bytes is within the limit.
+    """
+    if ahead.sampling != sampling_without_stop(gen.sampling):
+        return None
+    found = [(ahead.text.index(stop), -len(stop), stop) for stop in gen.sampling.stop if stop in ahead.text]
+    if not found and not ahead.ended:
+        return None
+    end, _, stop = min(found) if found else (len(ahead.text), 0, None)
+    if len((ahead.text[:end] + (stop or "")).encode()) > gen.sampling.max_new_tokens:
+        return None
+    left = None if stop is None else SpeculatedText(ahead.text[end:], ahead.sampling, ahead.ended)
+    return ahead.text[:end], Finish("stop", stop), left

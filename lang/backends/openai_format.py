@@ -16,8 +16,8 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
-from .endpoints.usage import CountedTokens, token_count
-from .model import OnText
+from .endpoints.usage import CountedTokens, token_count, usage_of
+from .model import OnText, TextEvents
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _FINISHES: dict[str, Literal["length", "abort"]] = {"length": "length", "content_filter": "abort"}
@@ -92,23 +92,14 @@ def _text(choice: dict[str, Any]) -> str:
 
 def _sequence(choice: dict[str, Any], counts: CountedTokens) -> session.Sequence:
     stop = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's name
-    return session.Sequence(
-        text=choice["text"],
-        ids=[],
-        prompt_tokens=counts.prompt,
-        completion_tokens=counts.completion,
-        cached_tokens=counts.cached,
-        finish=Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop),
-    )
+    return counts.sequence(choice["text"], Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop))
 
 
-class CompletionEvents:
-    """Collects the events of one streamed choice; `on_text` gets each piece of its text."""
+class CompletionEvents(TextEvents):
+    """Collects the events of one streamed choice."""
 
     def __init__(self, on_text: OnText) -> None:
-        self.has_text = False
-        self._on_text = on_text
-        self._pieces: list[str] = []
+        super().__init__(on_text)
         self._usage: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
 
@@ -117,23 +108,18 @@ class CompletionEvents:
             raise RuntimeFailed(f"the endpoint sent {str(event)[:200]} as an event")
         self._usage.update(event.get("usage") or {})
         for choice in (event.get("choices") or ())[:1]:
-            piece = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
-            if piece:
-                self.has_text = True
-                self._pieces.append(piece)
-                self._on_text(piece)
+            self.give((choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text"))
             if choice.get("finish_reason"):
                 self._last.update(choice)
 
     def answer(self) -> dict[str, Any]:
         """Return the answer as it is without streaming, with the text in `text`."""
-        return {"choices": [{**self._last, "text": "".join(self._pieces)}], "usage": self._usage}
+        return {"choices": [{**self._last, "text": self.text}], "usage": self._usage}
 
 
 def counts_of(answer: Any) -> CountedTokens | None:
     """Return the tokens of an answer, None if it does not say them."""
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict) or not usage:
+    if (usage := usage_of(answer)) is None:
         return None
     details = usage.get("prompt_tokens_details")
     return CountedTokens(

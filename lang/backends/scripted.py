@@ -11,15 +11,14 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RamiformError, RequestError
 from ...runtime.protocol.sampling import TokenLogprob
-from . import chatml as roles
-from .channel import LazyChannel, LocalChannel
+from .channel import LocalBackend
 from .model import Method, ModelCall, ModelOutput, OnText
 from .transcript import Transcript, TranscriptPart
 
 _UNLIKELY = -1e9  # a log-probability whose exponential is 0
 
 
-class Scripted:
+class Scripted(LocalBackend):
     """Answers programs with `answers`, in the order in which they ask. One thread asks, so the order is reproducible.
 
     >>> import ramiform
@@ -41,27 +40,15 @@ class Scripted:
     def __init__(self, answers: Iterable[Any] | Callable[[str], Any]) -> None:
         self.prompts: list[str] = []
         self._answers = answers if callable(answers) else _in_turn(tuple(answers))
-        self._channel = LazyChannel(self, num_threads=0)
-
-    def connection(self) -> LocalChannel:
-        return self._channel.get()
-
-    def close(self) -> None:
-        """End every program that runs on it."""
-        self._channel.close()
+        super().__init__(num_threads=0)
 
     # Methods of `Model`
-
-    def begin_role(self, role: str) -> str:
-        return roles.begin(role)
-
-    def end_role(self, role: str) -> str:
-        return roles.end(role)
 
     def generate(self, transcript: Transcript, gen: protocol.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         answer = self._next(transcript)
         texts = [answer] if isinstance(answer, str) else answer
-        if not _is_texts(texts) or (len(texts) != gen.n and (gen.n > 1 or not texts)):
+        are_texts = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+        if not are_texts or (len(texts) != gen.n and (gen.n > 1 or not texts)):
             raise RequestError(f"a gen of {gen.n} is answered by {answer!r}", param="answers")
         if gen.n == 1:
             texts = ["".join(texts)] if not gen.stream else texts
@@ -120,10 +107,6 @@ def _in_turn(answers: Sequence[Any]) -> Callable[[str], Any]:
         )
 
     return answer
-
-
-def _is_texts(texts: Any) -> bool:
-    return isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
 
 
 def _sequence(transcript: Transcript, text: str, stops: tuple[str, ...]) -> protocol.Sequence:

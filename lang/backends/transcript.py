@@ -75,10 +75,7 @@ class Transcript:
         """Return the parts appended to `start`. Raises RequestError unless the message open in `start` is open."""
         parts = self.parts[len(start.parts) :]
         begins = [part for part in parts if part.kind == "begin"]
-        if self.open_role is not None and (begins or start.open_role is None):
-            raise RequestError(f"a fork cannot be joined while its role {self.open_role!r} is open", param="role")
-        if start.open_role is not None and self.open_role is None:
-            raise RequestError(f"a fork that ended role {start.open_role!r} cannot be joined", param="role")
+        check_joinable(start.open_role, self.open_role, has_begun=bool(begins))
         return parts
 
     def join(self, parts: tuple[TranscriptPart, ...]) -> Transcript:
@@ -103,3 +100,20 @@ class Transcript:
                 )
             inside = part.kind == "begin" or (inside and part.kind != "end")
         return messages
+
+    def chat(self) -> list[dict[str, str]]:
+        """Return the messages, the open one last. Raises RequestError unless one of the assistant is open."""
+        if self.open_role != "assistant":
+            opened = "none" if self.open_role is None else repr(self.open_role)
+            raise RequestError(
+                f"in a chat only the assistant's messages can be generated, and {opened} is open", param="role"
+            )
+        return self.messages()
+
+
+def check_joinable(at_fork: str | None, now: str | None, *, has_begun: bool) -> None:
+    """Raise RequestError unless the message that was open at a fork is open. `has_begun`: others have begun since."""
+    if now is not None and (has_begun or at_fork is None):
+        raise RequestError(f"a fork cannot be joined while its role {now!r} is open", param="role")
+    if at_fork is not None and now is None:
+        raise RequestError(f"a fork that ended role {at_fork!r} cannot be joined", param="role")

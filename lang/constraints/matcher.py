@@ -19,7 +19,6 @@ from .nodes import (
     LiteralNode,
     LoopNode,
     Node,
-    Ranges,
     RuleNode,
     captures,
 )
@@ -168,7 +167,10 @@ class CaptureMatcher:
                 steps += 1
                 operation, first, second = code[at]
                 if operation == _CHARS:
-                    if position == len(text) or not _is_in(ord(text[position]), first):
+                    if position == len(text):
+                        break
+                    point = ord(text[position])
+                    if not any(low <= point <= high for low, high in first):
                         break
                     position += 1
                     at += 1
@@ -214,7 +216,3 @@ class _Scope:
 
     values: dict[str, Any]
     starts: dict[str, int] = field(default_factory=dict)
-
-
-def _is_in(point: int, ranges: Ranges) -> bool:
-    return any(low <= point <= high for low, high in ranges)

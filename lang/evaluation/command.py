@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.protocol.errors import RequestError
-from ..program import Program
+from ..running.program import Program
 from .dataset import read_dataset
 from .evaluate import evaluate
 from .report import Comparison, Report

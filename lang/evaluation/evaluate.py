@@ -13,14 +13,14 @@ from typing import Any
 
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError, did_you_mean
-from ..backend import Backend
-from ..batch import progress_on_stderr
-from ..expr import RUN_ARGUMENTS
-from ..plans.planning import run_coroutine
-from ..program import Program
-from ..state import ProgramState
+from ..backends.backend import Backend
+from ..expressions.expr import RUN_ARGUMENTS
+from ..running.batch import progress_on_stderr
+from ..running.planning import run_coroutine
+from ..running.program import Program
+from ..states.state import ProgramState
+from ..states.variables import AssignedVariable
 from ..tracing.trace import Trace
-from ..variables import AssignedVariable
 from .dataset import Dataset, Example, digest, inputs_of, read_dataset
 from .report import Report
 from .result_file import ExampleResult, ResultFile
@@ -89,7 +89,9 @@ async def aevaluate(
         raise RequestError(f"metric must be a function of the example and the state, got {metric!r}", param="metric")
     if not isinstance(concurrency, int) or concurrency < 1:
         raise RequestError(f"concurrency must be a positive integer, got {concurrency!r}", param="concurrency")
-    _check_options(program, options)
+    allowed = {*RUN_ARGUMENTS, *OPTIONS, *program.parameters}
+    if (unknown := next((name for name in options if name not in allowed), None)) is not None:
+        raise RequestError(f"evaluate has no option {unknown!r}{did_you_mean(unknown, allowed)}", param=unknown)
     if not (examples := read_dataset(dataset)):
         raise RequestError("dataset has no examples", param="dataset")
     required = [name for name in program.required if name not in options]
@@ -181,12 +183,6 @@ def _scores(score: Any) -> dict[str, float]:
     if not given or wrong is not None or any(value != value for value in given.values()):
         raise RequestError(f"metric must return a number or names with numbers, got {score!r}", param="metric")
     return {str(name): float(value) for name, value in given.items()}
-
-
-def _check_options(program: Program, options: Mapping[str, Any]) -> None:
-    allowed = {*RUN_ARGUMENTS, *OPTIONS, *program.parameters}
-    if (unknown := next((name for name in options if name not in allowed), None)) is not None:
-        raise RequestError(f"evaluate has no option {unknown!r}{did_you_mean(unknown, allowed)}", param=unknown)
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ import msgspec
 
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
-from ..backend import Backend
-from ..plans.planning import run_coroutine
-from ..program import Program
-from ..signatures import Demonstration as SignatureDemonstration
+from ..backends.backend import Backend
+from ..running.planning import run_coroutine
+from ..running.program import Program
+from ..running.signatures import Demonstration as SignatureDemonstration
 from .dataset import Dataset, read_dataset
 from .evaluate import Metric, aevaluate
 from .report import Report
@@ -40,6 +40,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 class _Candidate:
     instruction: str | None
     demonstrations: tuple[int, ...]  # indices into the pool
+
+
+Judge = Callable[[_Candidate, Sequence[Mapping[str, Any]]], Awaitable[Report]]
 
 
 def optimise(
@@ -113,22 +116,7 @@ async def aoptimise(
     """Search for a better prompt in an event loop; otherwise as `optimise`."""
     import asyncio
 
-    if not isinstance(program, Program):
-        raise RequestError(f"program must be made by @ramiform.function, got {program!r}", param="program")
-    if program.is_signature and program.function.__name__ in program.parameters:
-        raise RequestError(
-            f"{program.function.__name__} has an argument of its own name, which an example's answer has too",
-            param="program",
-        )
-    names = ("instruction", "demonstrations")
-    searched = {name for name in names if program.is_signature or name in program.parameters}
-    if not searched:
-        raise RequestError(
-            f"{program.function.__name__} declares no parameter 'instruction' or 'demonstrations' to search",
-            param="program",
-        )
-    if (instructions or propose) and "instruction" not in searched:
-        raise RequestError(f"{program.function.__name__} declares no parameter 'instruction'", param="instructions")
+    searched = _searched(program, bool(instructions or propose))
     if num_candidates < 2 or max_demonstrations < 0:
         raise RequestError("num_candidates must be at least 2, max_demonstrations at least 0", param="num_candidates")
     rng = random.Random(seed)
@@ -154,6 +142,16 @@ async def aoptimise(
         tried += await asyncio.to_thread(propose, own, pool[:max_demonstrations])
     size = max_demonstrations if "demonstrations" in searched else 0
     candidates = _candidates(tried, len(pool), size, num_candidates, rng)
+    best, trials = await _tournament(candidates, judging, judge, pool)
+    result = _with_prompt(program, best, pool)
+    result.trials = trials
+    return result
+
+
+async def _tournament(
+    candidates: list[_Candidate], judging: list[dict[str, Any]], judge: Judge, pool: Sequence[dict[str, Any]]
+) -> tuple[_Candidate, list[Trial]]:
+    """Judge candidates on few examples, and the better half of them on twice as many, up to all; return the best."""
     trials: list[Trial] = []
     failed: list[str] = []  # the errors of programs and metrics
     num_examples = min(len(judging), max(MIN_EXAMPLES, len(judging) // 4))
@@ -161,21 +159,47 @@ async def aoptimise(
         ranked: list[tuple[float, int, _Candidate]] = []
         for index, candidate in enumerate(candidates):
             report = await judge(candidate, judging[:num_examples])
-            trials.append(_trial(candidate, pool, report))
+            trials.append(
+                Trial(
+                    instruction=candidate.instruction,
+                    demonstrations=[pool[index] for index in candidate.demonstrations],
+                    score=report.score,
+                    num_examples=len(report.results),
+                    tokens=report.tokens,
+                )
+            )
             ranked.append((-report.score, index, candidate))
             failed += [result.error for result in report.results if result.error is not None]
         if len(failed) == sum(trial.num_examples for trial in trials):
             raise RequestError(f"no example could be scored; the first failed with {failed[0]}", param="metric")
         ranked.sort(key=lambda one: one[:2])
         if num_examples == len(judging):
-            break
+            return ranked[0][2], trials
         keep = max(2, len(candidates) // 2)
         best = {candidate for _, _, candidate in ranked[:keep]}
         candidates = [one for one in candidates if one in best or one == _Candidate(None, ())]
         num_examples = min(len(judging), 2 * num_examples) if len(candidates) > 2 else len(judging)
-    result = _with_prompt(program, ranked[0][2], pool)
-    result.trials = trials
-    return result
+
+
+def _searched(program: Program, needs_instruction: bool) -> set[str]:
+    """Return what is searched of a program's prompt. Raises RequestError if that is nothing."""
+    if not isinstance(program, Program):
+        raise RequestError(f"program must be made by @ramiform.function, got {program!r}", param="program")
+    if program.is_signature and program.function.__name__ in program.parameters:
+        raise RequestError(
+            f"{program.function.__name__} has an argument of its own name, which an example's answer has too",
+            param="program",
+        )
+    names = ("instruction", "demonstrations")
+    searched = {name for name in names if program.is_signature or name in program.parameters}
+    if not searched:
+        raise RequestError(
+            f"{program.function.__name__} declares no parameter 'instruction' or 'demonstrations' to search",
+            param="program",
+        )
+    if needs_instruction and "instruction" not in searched:
+        raise RequestError(f"{program.function.__name__} declares no parameter 'instruction'", param="instructions")
+    return searched
 
 
 def _split(
@@ -227,7 +251,11 @@ def _candidates(
 def _with_prompt(program: Program, candidate: _Candidate, pool: Sequence[dict[str, Any]]) -> Program:
     """Return the program with the candidate's prompt."""
     if program.is_signature:
-        examples = [_signature_demonstration(program, pool[index]) for index in candidate.demonstrations]
+        answer = program.function.__name__
+        examples = [
+            SignatureDemonstration({name: one[name] for name in program.parameters if name in one}, one[answer])
+            for one in map(pool.__getitem__, candidate.demonstrations)
+        ]
         return program.with_prompt(candidate.instruction, examples or None)
     given: dict[str, Any] = {}
     if candidate.instruction is not None:
@@ -235,19 +263,3 @@ def _with_prompt(program: Program, candidate: _Candidate, pool: Sequence[dict[st
     if candidate.demonstrations:
         given["demonstrations"] = [pool[index] for index in candidate.demonstrations]
     return program.bind(**given)
-
-
-def _signature_demonstration(program: Program, values: Mapping[str, Any]) -> SignatureDemonstration:
-    """Return the demonstration of these values, of which the one of the function's name is the answer."""
-    arguments = {name: values[name] for name in program.parameters if name in values}
-    return SignatureDemonstration(arguments, values[program.function.__name__])
-
-
-def _trial(candidate: _Candidate, pool: Sequence[dict[str, Any]], report: Report) -> Trial:
-    return Trial(
-        instruction=candidate.instruction,
-        demonstrations=[pool[index] for index in candidate.demonstrations],
-        score=report.score,
-        num_examples=len(report.results),
-        tokens=report.tokens,
-    )

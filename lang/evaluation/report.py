@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections.abc import Sequence
+from html import escape
+from math import sqrt
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import NormalDist, fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
-from .report_html import ScoreSummary, fragment, page
+from ..tracing.trace import printed
 from .result_file import ExampleResult
-from .statistics import confidence_interval, paired_interval, paired_p_value
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+
 WIDTH = 120  # columns, where there is no terminal
 MAX_FAILURES = 5  # shown in the terminal
+NUM_RESAMPLES = 10_000
+MAX_EXACT = 12  # differing pairs up to which all sign changes are tried
+NUM_BINS = 10  # of a plot
+STYLE = """
+.rf-eval{font:14px/1.4 system-ui,sans-serif;color:inherit}
+.rf-eval table{border-collapse:collapse}
+.rf-eval td,.rf-eval th{padding:2px 10px;text-align:left;vertical-align:top;border-bottom:1px solid #8884}
+.rf-eval pre{white-space:pre-wrap;max-width:80ch;font-size:12px}
+.rf-eval .bad{color:#c33}
+.rf-eval figure{display:inline-block;margin:8px 16px 8px 0}
+"""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,23 +121,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return Group(table, *lines)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        out = io.StringIO()
-        Console(file=out, width=WIDTH, color_system=None).print(self)
-        return out.getvalue().rstrip()
+        return printed(self, WIDTH)
 
     def _repr_html_(self) -> str:
-        return fragment(self.program, _summary(self), self._score_summaries(), self.results)
+        return _fragment(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page with a plot of each score, the examples and their traces. It needs no other files."""
-        Path(path).write_text(
-            page(self.program, _summary(self), self._score_summaries(), self.results), encoding="utf-8"
-        )
-
-    def _score_summaries(self) -> list[ScoreSummary]:
-        return [ScoreSummary(name, self.scores(name), self.interval(name)) for name in self.score_names]
+        head = f'<meta name="color-scheme" content="light dark"><title>{escape(self.program)}</title>'
+        page = f'<head><meta charset="utf-8">{head}</head><body>{_fragment(self)}</body>'
+        Path(path).write_text(f'<!doctype html><html lang="en">{page}</html>\n', encoding="utf-8")
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one row an example: its values, scores, error, text, seconds and tokens."""
@@ -136,9 +141,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             rows.writerow(head)
             for one in self.results:
                 values = [one.example.get(name) for name in names]
+                cells = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
                 scores = [one.scores.get(name, 0.0) for name in self.score_names]
                 tokens = (one.tokens.prompt, one.tokens.cached, one.tokens.completion)
-                rows.writerow([one.index, *map(_cell, values), *scores, one.error, one.text, one.seconds, *tokens])
+                rows.writerow([one.index, *cells, *scores, one.error, one.text, one.seconds, *tokens])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, which `Report.load` reads."""
@@ -186,5 +192,110 @@ def _times(results: Sequence[ExampleResult]) -> str:
     return f"an example {deciles[4]:.2f} s (median), {deciles[8]:.2f} s (p90)"
 
 
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+# Statistics
+
+
+def confidence_interval(scores: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the mean: Wilson's for scores that are all 0 or 1, else by bootstrap with a fixed seed."""
+    if not scores:
+        return (0.0, 0.0)
+    if all(score in (0.0, 1.0) for score in scores):
+        return _wilson(sum(scores), len(scores), confidence)
+    return _bootstrap(scores, confidence)
+
+
+def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the mean difference of pairs, by bootstrap with a fixed seed."""
+    return _bootstrap(differences, confidence) if differences else (0.0, 0.0)
+
+
+def paired_p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of the sign-flip permutation test: of a mean as far from 0 if signs were random.
+
+    All sign changes are tried for up to 12 pairs that differ, else 10,000 random ones with a fixed seed.
+    """
+    import numpy as np
+
+    values = np.array([value for value in differences if value], dtype=np.float64)
+    if not len(values):
+        return 1.0
+    observed = abs(values.sum()) - 1e-9
+    if len(values) <= MAX_EXACT:
+        bits = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
+        return float((np.abs((1 - 2 * bits) @ values) >= observed).mean())
+    rng = np.random.default_rng(0)
+    extreme = sum(abs(float(rng.choice((-1.0, 1.0), len(values)) @ values)) >= observed for _ in range(NUM_RESAMPLES))
+    return float((extreme + 1) / (NUM_RESAMPLES + 1))
+
+
+def _wilson(num_right: float, size: int, confidence: float) -> tuple[float, float]:
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = num_right / size
+    centre = share + z * z / (2 * size)
+    spread = z * sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    scale = 1 + z * z / size
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def _bootstrap(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    import numpy as np
+
+    if len(set(values)) == 1:
+        return (fmean(values),) * 2
+    array = np.array(values, dtype=np.float64)
+    rng = np.random.default_rng(0)
+    means = [float(rng.choice(array, len(array)).mean()) for _ in range(NUM_RESAMPLES // 5)]
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+# HTML: plots as inline SVG, a table of examples, traces to unfold, no scripts and no other files
+
+
+def _fragment(report: Report) -> str:
+    """Return the report as an element that a notebook or page may hold."""
+    names = report.score_names
+    parts = [f'<div class="rf-eval"><style>{STYLE}</style><h2>{escape(report.program)}</h2>', _scores_html(report)]
+    parts.append(f"<p>{len(report.results)} examples, {escape(_summary(report))}</p>")
+    parts += [_histogram(name, report.scores(name)) for name in names]
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", "example", *names, "text, trace"))
+    rows = "".join(_row_html(names, result) for result in report.results)
+    parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
+    return "".join(parts)
+
+
+def _scores_html(report: Report) -> str:
+    rows = ""
+    for name in report.score_names:
+        mean, (low, high) = fmean(report.scores(name) or [0.0]), report.interval(name)
+        rows += f"<tr><td>{escape(name)}</td><td>{mean:.3f}</td><td>{low:.3f} to {high:.3f}</td></tr>"
+    return f"<table><tr><th>score</th><th>mean</th><th>95 % interval</th></tr>{rows}</table>"
+
+
+def _histogram(name: str, scores: Sequence[float]) -> str:
+    """Return a plot of how many examples have which score."""
+    low, high = min([0.0, *scores]), max([1.0, *scores])
+    counts = [0] * NUM_BINS
+    for score in scores:
+        counts[min(NUM_BINS - 1, int((score - low) / (high - low) * NUM_BINS))] += 1
+    highest = max([1, *counts])
+    bars = "".join(
+        f'<rect x="{index * 24 + 1}" y="{100 - 90 * count / highest:.1f}" width="22" '
+        f'height="{90 * count / highest:.1f}" fill="#4a90d9"><title>{count}</title></rect>'
+        for index, count in enumerate(counts)
+    )
+    labels = f'<text x="0" y="114" font-size="11" fill="currentColor">{low:g}</text>'
+    labels += f'<text x="240" y="114" font-size="11" fill="currentColor" text-anchor="end">{high:g}</text>'
+    return (
+        f'<figure><svg width="240" height="118" role="img" aria-label="{escape(name, quote=True)}">{bars}{labels}</svg>'
+        f"<figcaption>{escape(name)}</figcaption></figure>"
+    )
+
+
+def _row_html(names: Sequence[str], result: ExampleResult) -> str:
+    scores = "".join(f"<td>{result.scores.get(name, 0.0):g}</td>" for name in names)
+    example = "<br>".join(f"{escape(name)}: {escape(str(value))}" for name, value in result.example.items())
+    error = "" if result.error is None else f'<div class="bad">{escape(result.error)}</div>'
+    trace = "" if result.trace is None else f"<pre>{escape(str(result.trace))}</pre>"
+    text = f"<details><summary>{escape(result.text[-60:])}</summary><pre>{escape(result.text)}</pre>{trace}</details>"
+    return f"<tr><td>{result.index}</td><td>{example}</td>{scores}<td>{error}{text}</td></tr>"

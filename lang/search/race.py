@@ -12,9 +12,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...runtime.protocol.errors import RamiformError, RequestError
-from ..expr import Expr, GenExpr, parts_of
-from ..state import ProgramState
-from .attempts import derived_seed
+from ..expressions.attempts import derived_seed
+from ..expressions.expr import Expr, GenExpr, parts_of
+from ..states.state import ProgramState
 
 if TYPE_CHECKING:
     import asyncio
@@ -222,7 +222,10 @@ class AsyncRace(Race):
 
 @dataclass(frozen=True)
 class LeavesOut:
-    """Context manager that counts the branch as failed if its block raises RamiformError, which it suppresses."""
+    """Context manager that counts the branch as failed if its block raises RamiformError, which it suppresses.
+
+    Not a generator with `contextmanager`, which sets the traceback of the user's exceptions: a frozen one refuses that.
+    """
 
     errors: dict[int, BaseException]
     index: int
@@ -230,7 +233,7 @@ class LeavesOut:
     def __enter__(self) -> None:
         """Nothing is acquired."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, RamiformError):
             return False
         self.errors[self.index] = error

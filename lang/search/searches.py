@@ -10,13 +10,14 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ...runtime.protocol.decisions import Predicate, Rate
 from ...runtime.protocol.errors import RequestError
-from ..expr import Expr, GenExpr, SelectExpr, parts_of
-from ..primitives import predicate
-from ..state import ForkGroup, ProgramState
+from ..expressions.expr import Expr, GenExpr, SelectExpr, parts_of
+from ..expressions.primitives import predicate
+from ..states.state import ForkGroup, ProgramState
 from .race import AsyncRace, Race, Step, blocking
 
 Score = Callable[[ProgramState], Any] | Predicate | Rate | str  # a question's answer is the score
@@ -146,8 +147,8 @@ async def _vote(race: Race, s: ProgramState, k: int, step: Step, key: Callable[[
                 break
         race.raise_if_all_failed()
         counts = {voted: len(voters) for voted, voters in values.items()}
-        winner = min(values, key=lambda voted: (-counts[voted], min(values[voted], key=_index)[0]))
-        index, value = min(values[winner], key=_index)
+        winner = min(values, key=lambda voted: (-counts[voted], min(values[voted], key=itemgetter(0))[0]))
+        index, value = min(values[winner], key=itemgetter(0))
         s.adopt(race.keep(branches[index]))
         return Vote(value, counts, branches[index])
 
@@ -245,10 +246,6 @@ def _key_of(value: Any, key: Callable[[Any], Hashable] | None) -> Hashable:
     except TypeError:
         return repr(voted)
     return voted
-
-
-def _index(vote: tuple[int, Any]) -> int:
-    return vote[0]
 
 
 def _check_count(name: str, count: Any) -> None:

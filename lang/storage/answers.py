@@ -12,7 +12,7 @@ import msgspec
 from ...runtime.protocol import session
 from ...runtime.protocol.decisions import DecisionAnswer
 from ...runtime.protocol.errors import RequestError
-from ..backend import Channel
+from ..backends.backend import Channel
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -136,12 +136,9 @@ def _digest(*parts: Any) -> bytes:
     hashed = hashlib.sha256()
     for part in parts:
         try:
-            data = part if isinstance(part, bytes) else _encoded(part)
+            if not isinstance(part, bytes):
+                part = msgspec.json.encode(msgspec.to_builtins(part, str_keys=True), order="deterministic")
         except UnicodeEncodeError:
             raise RequestError(f"text that is not valid Unicode: {part!r}", param="text", code="invalid_text") from None
-        hashed.update(len(data).to_bytes(8, "big") + data)
+        hashed.update(len(part).to_bytes(8, "big") + part)
     return hashed.digest()
-
-
-def _encoded(part: Any) -> bytes:
-    return msgspec.json.encode(msgspec.to_builtins(part, str_keys=True), order="deterministic")

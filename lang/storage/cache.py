@@ -8,13 +8,12 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
-from ..backend import Backend, Channel, chosen_backend, unwrap_channels, wrap_channels
+from ..backends.backend import Backend, Channel, chosen_backend, unwrap_channels, wrap_channels
 from .answers import Lookup, StoredAnswer, StoredRequest, identity_of
 from .channel import StoredChannel
 from .database import AnswerDatabase
@@ -107,9 +106,7 @@ class Cache:
         wrap_channels(self._wrapped)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         unwrap_channels(self._wrapped)
 
     def _wrapped(self, backend: Backend, channel: Channel) -> Channel:
@@ -145,7 +142,7 @@ class CachedAnswers:
             draw = request.run.num_draws.get(key, 0)
             request.run.num_draws[key] = draw + 1
         data = self._database.get(key, draw)
-        if _is_counted(request.operation):
+        if isinstance(request.operation, session.Gen | session.Select | session.Decide):
             self._counts.count(data is not None)
         return Lookup(None if data is None else _decoded(data), functools.partial(self._keep, key, draw))
 
@@ -177,10 +174,6 @@ def _is_drawn(operation: session.Operation) -> bool:
         case session.Select(temperature=temperature, seed=seed):
             return temperature > 0 and seed is None
     return False
-
-
-def _is_counted(operation: session.Operation) -> bool:
-    return isinstance(operation, session.Gen | session.Select | session.Decide)
 
 
 def _decoded(data: bytes) -> StoredAnswer:

@@ -7,6 +7,7 @@ nothing again. Answers that are kept further on are sent the same way before the
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..backends.transcript import check_joinable
 from .answers import AnswerStore, Lookup, StateContent, StoredAnswer, StoredRequest, StoredRun, normalised
 from .remote import ForkPoint, Post, Remotes, RemoteState
 
@@ -38,6 +40,16 @@ class StoredSnapshot(NamedTuple):
     appended: tuple[Appended, ...]
 
 
+@dataclass(frozen=True)
+class StoreAccess:
+    """What the executors of a channel share: the store, the backend's states, and the executors by state."""
+
+    store: AnswerStore
+    remotes: Remotes
+    post: Post
+    executors: MutableMapping[int, StoredExecutor]
+
+
 class StoredExecutor:
     """A `StateExecutor` whose answers come from a store or from a backend.
 
@@ -47,13 +59,10 @@ class StoredExecutor:
 
     def __init__(
         self,
+        access: StoreAccess,
         state: StateProgress,
-        store: AnswerStore,
-        remotes: Remotes,
-        post: Post,
         run: StoredRun,
         *,
-        executors: MutableMapping[int, StoredExecutor],
         path: str = "0",
         content: StateContent | None = None,
         base: ForkPoint | None = None,
@@ -62,12 +71,9 @@ class StoredExecutor:
         self.run = run
         self.path = path
         self.index = 0  # of the next operation
-        self._executors = executors  # by the number of their state; this one is among them
-        executors[state.number] = self
+        self._access = access
         self._state = state
-        self._store = store
-        self._remotes = remotes
-        self._post = post
+        access.executors[state.number] = self
         self._content = StateContent() if content is None else content
         self._role_at_fork, self._roles_at_fork = self._content.open_role, self._content.num_roles
         self._base = base
@@ -129,16 +135,13 @@ class StoredExecutor:
             self._remote.append(self._unsent)
             self._unsent = []
             forks = self._remote.fork(len(children))
-            self._remotes.add(self._state.program.number, forks)
+            self._access.remotes.add(self._state.program.number, forks)
             remotes = forks
         return [
             StoredExecutor(
+                self._access,
                 child,
-                self._store,
-                self._remotes,
-                self._post,
                 self.run,
-                executors=self._executors,
                 path=f"{self.path}/{index}.{branch}",
                 content=self._content.copy(),
                 base=self._base,
@@ -149,11 +152,8 @@ class StoredExecutor:
 
     def since_fork(self) -> tuple[Appended, ...]:
         """Return what was appended since the fork. Raises RequestError unless the message open there is open."""
-        role, begun = self._content.open_role, self._content.num_roles > self._roles_at_fork
-        if role is not None and (begun or self._role_at_fork is None):
-            raise RequestError(f"a fork cannot be joined while its role {role!r} is open", param="role")
-        if self._role_at_fork is not None and role is None:
-            raise RequestError(f"a fork that ended role {self._role_at_fork!r} cannot be joined", param="role")
+        has_begun = self._content.num_roles > self._roles_at_fork
+        check_joinable(self._role_at_fork, self._content.open_role, has_begun=has_begun)
         return tuple(self._appended)
 
     def join(self, appended: Sequence[tuple[Appended, ...]]) -> OperationResult:
@@ -190,7 +190,7 @@ class StoredExecutor:
         return StoredRequest(self.run, self.path, self.index - 1, normalised(operation), self._content, is_limited)
 
     def _note(self, operation: session.Operation, text: str) -> None:
-        self._store.note(self._request(operation), StoredAnswer(text))
+        self._access.store.note(self._request(operation), StoredAnswer(text))
 
     def _append(self, operation: session.Operation, replay: session.Operation, text: str) -> str:
         """Append a text that needs no answer."""
@@ -208,10 +208,10 @@ class StoredExecutor:
 
     def _answer(self, operation: session.Operation, replay: Replay, on_delta: OnDelta | None = None) -> PendingResult:
         """Answer an operation from the store, or from the backend."""
-        lookup = self._store.look_up(self._request(operation))
+        lookup = self._access.store.look_up(self._request(operation))
         pending = PendingResult(self._stop)
         if lookup.answer is not None:
-            self._post(partial(self._resolve, pending, replay, lookup.answer, sent=False))
+            self._access.post(partial(self._resolve, pending, replay, lookup.answer, sent=False))
             return pending
         unsent, self._unsent = self._unsent, []
         take = partial(self._take, pending, replay, lookup)
@@ -222,10 +222,10 @@ class StoredExecutor:
         if self._remote is None:
             program = self._state.program.number
             if self._base is None:
-                self._remote = self._remotes.open(program)
+                self._remote = self._access.remotes.open(program)
             else:
-                [self._remote] = self._base.state(self._remotes, program).fork(1)
-                self._remotes.add(program, [self._remote])
+                [self._remote] = self._base.state(self._access.remotes, program).fork(1)
+                self._access.remotes.add(program, [self._remote])
         return self._remote
 
     def _take(self, pending: PendingResult, replay: Replay, lookup: Lookup, done: session.Done | ErrorInfo) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ...runtime.programs.executor import OnDelta
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError
-from ..backend import Channel
+from ..backends.backend import Channel
 
 Post = Callable[[Callable[[], None]], None]  # calls a function on the thread of the programs
 OnAnswer = Callable[[session.Done | ErrorInfo], None]

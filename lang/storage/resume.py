@@ -8,15 +8,15 @@ import os
 import typing
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...runtime.protocol.errors import RequestError
-from ...runtime.protocol.session import Done, Reply, ToFrontend
-from ..backend import Channel
-from ..callbacks import Callback
-from ..tools.agent import AgentCallback
+from ...runtime.protocol.session import Done
+from ..backends.backend import Channel
+from ..expressions.callbacks import Callback
+from ..states.agent import AgentCallback
 from ..tools.tool_set import ToolCallback
 from .answers import StoredRun, identity_of
 from .channel import StoredChannel
@@ -59,20 +59,12 @@ class ItemChannel:
     def __init__(self, item: CheckpointItem, stored: StoredChannel) -> None:
         self._item = item
         self._stored = stored
+        self.detach, self.send, self.call = stored.detach, stored.send, stored.call
         self._new: StoredRun | None = StoredRun(item.item)  # until the program's first state is attached
 
     def attach(self, listener: Listener) -> int:
         run, self._new = self._new, None
-        return self._stored.attach_run(listener, run)
-
-    def detach(self, state: int) -> None:
-        self._stored.detach(state)
-
-    def send(self, message: ToFrontend) -> None:
-        self._stored.send(message)
-
-    def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
-        return self._stored.call(method)
+        return self._stored.attach(listener) if run is None else self._stored.attach_run(listener, run)
 
     def kept_callback(self, state: int, callback: Callback) -> Callback:
         """Return the callback of an Ask; that of a tool makes its call only if it was not made before."""
@@ -147,11 +139,9 @@ class KeptToolCallback:
 
 
 def checkpointed(
-    path: str | os.PathLike[str] | None, program: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-) -> list[CheckpointItem | None]:
-    """Return the item of each call, by its index and arguments; None without a checkpoint."""
-    if path is None:
-        return [None] * len(calls)
+    path: str | os.PathLike[str], program: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> list[CheckpointItem]:
+    """Return the item of each call, by its index and arguments."""
     run = CheckpointedRun(open_checkpoint(path, program))
     return [CheckpointItem(run, f"{index}:{_digest(args, kwargs)}") for index, (args, kwargs) in enumerate(calls)]
 

@@ -7,11 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ...runtime.protocol.errors import RequestError
-from .definition import read_definition
-from .signature import signature_of
+from .interface import read_definition, signature_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,34 +80,23 @@ class DeclaredTool(Generic[P, R]):
 AnyTool = DeclaredTool[..., Any] | Callable[..., Any] | Mapping[str, Any]
 
 
+class ToolOptions(TypedDict, total=False):
+    """Keyword arguments of `tool`."""
+
+    name: str | None
+    description: str | None
+    pure: bool
+    speculate: bool
+
+
+@overload
+def tool(function: Callable[P, R], **options: Unpack[ToolOptions]) -> DeclaredTool[P, R]: ...
 @overload
 def tool(
-    function: Callable[P, R],
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    pure: bool = False,
-    speculate: bool = False,
-) -> DeclaredTool[P, R]: ...
-@overload
-def tool(
-    function: Mapping[str, Any],
-    handler: Callable[..., Any] | None = None,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    pure: bool = False,
-    speculate: bool = False,
+    function: Mapping[str, Any], handler: Callable[..., Any] | None = None, **options: Unpack[ToolOptions]
 ) -> DeclaredTool[..., Any]: ...
 @overload
-def tool(
-    function: None = None,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    pure: bool = False,
-    speculate: bool = False,
-) -> Callable[[Callable[P, R]], DeclaredTool[P, R]]: ...
+def tool(function: None = None, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], DeclaredTool[P, R]]: ...
 def tool(
     function: Any = None,
     handler: Callable[..., Any] | None = None,
@@ -165,10 +153,9 @@ def _check(name: Any, description: Any, pure: Any, speculate: Any) -> None:
         raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
     if description is not None and not isinstance(description, str):
         raise RequestError(f"description must be a string, got {description!r}", param="description")
-    if not isinstance(pure, bool):
-        raise RequestError(f"pure must be True or False, got {pure!r}", param="pure")
-    if not isinstance(speculate, bool):
-        raise RequestError(f"speculate must be True or False, got {speculate!r}", param="speculate")
+    for param, value in (("pure", pure), ("speculate", speculate)):
+        if not isinstance(value, bool):
+            raise RequestError(f"{param} must be True or False, got {value!r}", param=param)
     if speculate and not pure:
         raise RequestError(
             "speculate calls a tool that the model has not called, so only a pure tool may have it: write pure=True",

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ...runtime.protocol.errors import RequestError
@@ -83,9 +82,7 @@ class McpTools(Sequence[DeclaredTool[..., Any]]):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __await__(self) -> Generator[Any, None, McpTools]:
@@ -102,9 +99,7 @@ class McpTools(Sequence[DeclaredTool[..., Any]]):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     def close(self) -> None:

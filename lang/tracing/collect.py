@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...runtime.programs.records.events import Event, ProgramWait, RunRecord, TracedState
 from ...runtime.programs.records.steps import answer_fields
-from ..operation_log import OperationLog
-from ..plans.plan import PlannedStep, states_of
-from .recording import OperationTimes, Recording, ThreadWait
+from ..operations.operation_log import OperationLog
+from ..operations.recording import OperationTimes, Recording, ThreadWait
+from .plan import PlannedStep, states_of
 
 Waits = Callable[[int, float, float], tuple[ProgramWait, ...]]  # of a thread, between two times
 

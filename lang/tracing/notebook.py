@@ -5,46 +5,38 @@ The functions neither wait nor raise, since a notebook calls them on whatever th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from ...runtime.programs.records.events import Event, RunRecord, TracedState, total_of
 from ...runtime.programs.records.spans import CAUSES, MEANINGS, Cause, spans_of, track_of
 from ...runtime.protocol.session import Fork
-from ..operation_log import OperationLog
-from ..state_handle import StateHandle
+from ..operations.operation_log import OperationLog
+from ..operations.recording import OperationTimes
+from ..operations.state_handle import StateHandle
 from .collect import traced_states
-from .recording import OperationTimes
-from .snapshot import snapshot_of
 from .text_flow import BranchPiece, Origin, TextFlow, TextPiece, flow_of
 
 MAX_TEXT = 20_000  # characters shown of one piece of text
 MAX_VALUE = 300  # characters shown of a variable's value
 MAX_DEPTH = 12  # levels of branches
 MAX_TRACKS = 40  # states in the timeline
+MAX_STATES = 200  # whose logs are copied
 MAX_SPANS = 300  # of a track
 
 # Transparent colours over the page's own, so that its text stays readable in either theme.
-_COLOURS: Mapping[Origin, str] = {
-    "program": "",
-    "template": "opacity:.55;",
-    "cached": "background:rgba(56,139,253,.28);",
-    "generated": "background:rgba(46,160,67,.32);",
-    "forced": "background:rgba(210,153,34,.42);",
-    "tool": "background:rgba(163,113,247,.28);",
-    "joined": "border-bottom:1px dashed;",
-    "failed": "background:rgba(248,81,73,.35);",
-}
-_LEGEND: Mapping[Origin, str] = {
-    "program": "the program's text",
-    "template": "chat template",
-    "cached": "its tokens were cached (boundaries by token counts)",
-    "generated": "generated or selected",
-    "forced": "forced by the constraint",
-    "tool": "from the program's functions",
-    "joined": "joined from branches",
-    "failed": "failed",
+_ORIGINS: Mapping[Origin, tuple[str, str]] = {  # style, meaning
+    "program": ("", "the program's text"),
+    "template": ("opacity:.55;", "chat template"),
+    "cached": ("background:rgba(56,139,253,.28);", "its tokens were cached (boundaries by token counts)"),
+    "generated": ("background:rgba(46,160,67,.32);", "generated or selected"),
+    "forced": ("background:rgba(210,153,34,.42);", "forced by the constraint"),
+    "tool": ("background:rgba(163,113,247,.28);", "from the program's functions"),
+    "joined": ("border-bottom:1px dashed;", "joined from branches"),
+    "failed": ("background:rgba(248,81,73,.35);", "failed"),
 }
 _CAUSE_COLOURS: Mapping[Cause, str] = {
     "start": "rgba(130,130,130,.55)",
@@ -121,8 +113,8 @@ def _page(title: str, *parts: str) -> str:
 
 def _legend() -> str:
     keys = [
-        f'<span style="{colour}padding:0 4px;margin-right:6px" title="{escape(_LEGEND[origin])}">{origin}</span>'
-        for origin, colour in _COLOURS.items()
+        f'<span style="{colour}padding:0 4px;margin-right:6px" title="{escape(meaning)}">{origin}</span>'
+        for origin, (colour, meaning) in _ORIGINS.items()
     ]
     return f'<div style="font-size:11px">{"".join(keys)}</div>'
 
@@ -150,15 +142,15 @@ def _piece(piece: TextPiece) -> str:
     cut = "" if len(text) <= MAX_TEXT else f"<i>… {len(text) - MAX_TEXT} more characters</i>"
     shown = escape(text[:MAX_TEXT]) + cut
     if event is None:
-        return f'<span style="{_COLOURS[piece.origin]}">{shown}</span>'
-    span = f'<span style="{_COLOURS[piece.origin]}" title="{escape(_details(event))}">{shown}</span>'
+        return f'<span style="{_ORIGINS[piece.origin][0]}">{shown}</span>'
+    span = f'<span style="{_ORIGINS[piece.origin][0]}" title="{escape(_details(event))}">{shown}</span>'
     if event.kind not in ("gen", "select"):
         return span
     name = f"<sub><b>{escape(event.name)}</b></sub>" if event.name else ""
     forced = ""
     if event.tokens is not None and 0 < event.tokens.forced < event.tokens.completion:
         badge = f"{event.tokens.forced} of {event.tokens.completion} forced"
-        forced = f'<sub style="{_COLOURS["forced"]}">{badge}</sub>'
+        forced = f'<sub style="{_ORIGINS["forced"][0]}">{badge}</sub>'
     open_end = "<i>…</i>" if event.text is None and event.error is None else ""
     samples = "".join(f"<li>{escape(sample[:MAX_TEXT])}</li>" for sample in event.samples or ())
     others = f"<details><summary>{len(event.samples or ())} samples</summary><ol>{samples}</ol></details>"
@@ -241,3 +233,60 @@ def _short(value: Any) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
+
+
+@dataclass
+class LogSnapshot:
+    """The logs of a state and its branches, of which the state's own comes first, and their times if recorded.
+
+    `inherited` are the logs of its ancestors up to the forks, oldest first. `partial` are streamed texts that are not
+    complete, by position in `logs`.
+    """
+
+    inherited: list[OperationLog]
+    logs: list[tuple[int, OperationLog]] = field(default_factory=list)
+    times: list[OperationTimes] = field(default_factory=list)
+    partial: dict[int, str] = field(default_factory=dict)
+
+
+def snapshot_of(handle: StateHandle) -> LogSnapshot:
+    """Return copies of the logs as they are now. Branches that were garbage-collected are empty."""
+    recording = handle.execution.recording
+    known: dict[int, OperationTimes] = {}
+    if recording is not None:
+        known = {id(log): times for (_, log), times in zip(recording.logs, recording.times, strict=False)}
+    *older, (own, _) = handle.segments()
+    snapshot = LogSnapshot([_copied(log, end) for log, end in older])
+    waiting: deque[tuple[int, OperationLog | None]] = deque([(handle.number, own)])
+    while waiting:
+        number, log = waiting.popleft()
+        if log is None or len(snapshot.logs) >= MAX_STATES:
+            snapshot.logs.append((number, OperationLog()))
+            snapshot.times.append(OperationTimes())
+            continue
+        with log.changed:
+            copy = _copied(log, len(log.operations))
+            branches: dict[int, list[OperationLog | None]] = {}
+            for forking, child in log._branches:
+                branches.setdefault(forking, []).append(child())
+            if log.partial:
+                snapshot.partial[len(snapshot.logs)] = log.partial
+        snapshot.logs.append((number, copy))
+        snapshot.times.append(known.get(id(log), OperationTimes()))
+        for index, operation in enumerate(copy.operations):
+            if isinstance(operation, Fork):
+                found = branches.get(index, [])
+                waiting.extend(zip(operation.children, [*found, *[None] * len(operation.children)], strict=False))
+    return snapshot
+
+
+def _copied(log: OperationLog, end: int) -> OperationLog:
+    """Return a copy of a log's first `end` operations."""
+    copy = OperationLog()
+    with log.changed:
+        copy.operations = log.operations[:end]
+        copy.locations = log.locations[:end]
+        copy.done = log.done[:end]
+        copy.names = {op: name for op, name in log.names.items() if op < end}
+        copy.error = log.error if len(log.done) < end else None
+    return copy

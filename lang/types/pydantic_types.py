@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
@@ -172,8 +172,7 @@ class _TightSchema(GenerateJsonSchema):
     def date_schema(self, schema: Any) -> dict[str, Any]:
         lows = [schema.get("ge"), _shifted(schema.get("gt"), timedelta(days=1))]
         highs = [schema.get("le"), _shifted(schema.get("lt"), timedelta(days=-1))]
-        low = max((bound for bound in lows if bound is not None), default=None)
-        high = min((bound for bound in highs if bound is not None), default=None)
+        low, high = _tightest(lows, highs)
         result: dict[str, Any] = {"type": "string", "format": "date"}
         return result if low is None and high is None else result | {"pattern": _checked(texts.date_pattern, low, high)}
 
@@ -197,9 +196,7 @@ class _TightSchema(GenerateJsonSchema):
         second = timedelta(seconds=1)
         lows = [_divided(schema.get("ge"), second, up=True), _next(_divided(schema.get("gt"), second), 1)]
         highs = [_divided(schema.get("le"), second), _next(_divided(schema.get("lt"), second, up=True), -1)]
-        low = max((bound for bound in lows if bound is not None), default=None)
-        high = min((bound for bound in highs if bound is not None), default=None)
-        return {"type": "string", "pattern": _checked(texts.duration_pattern, low, high)}
+        return {"type": "string", "pattern": _checked(texts.duration_pattern, *_tightest(lows, highs))}
 
     def uuid_schema(self, schema: Any) -> dict[str, Any]:
         result: dict[str, Any] = {"type": "string", "format": "uuid"}
@@ -265,10 +262,11 @@ class _TightSchema(GenerateJsonSchema):
             case "any":
                 return {}
             case "int":
-                low = max((b for b in (keys.get("ge"), _next(keys.get("gt"), 1)) if b is not None), default=None)
-                high = min((b for b in (keys.get("le"), _next(keys.get("lt"), -1)) if b is not None), default=None)
+                bounds = _tightest(
+                    [keys.get("ge"), _next(keys.get("gt"), 1)], [keys.get("le"), _next(keys.get("lt"), -1)]
+                )
                 if keys.get("multiple_of") is None:
-                    return {"type": "string", "pattern": _checked(texts.integer_pattern, low, high)}
+                    return {"type": "string", "pattern": _checked(texts.integer_pattern, *bounds)}
             case "float" if set(keys) <= {"type", "metadata", "serialization"}:
                 return {"type": "string", "pattern": texts.FLOAT}
             case "bool":
@@ -282,7 +280,7 @@ class _TightSchema(GenerateJsonSchema):
             case "decimal" if set(keys) <= {"type", "metadata", "serialization"}:
                 return {"type": "string", "pattern": texts.DECIMAL}
             case "union":
-                return {"anyOf": [self._names(_choice(choice)) for choice in keys["choices"]]}
+                return {"anyOf": [self._names(one[0] if isinstance(one, tuple) else one) for one in keys["choices"]]}
             case "definition-ref" | "definitions":
                 raise PydanticUserError("keys of a dict of this type", code=None)
             case _:
@@ -354,8 +352,10 @@ def _parses(schema: Any, value: Any) -> bool:
     return True
 
 
-def _choice(choice: Any) -> Any:
-    return choice[0] if isinstance(choice, tuple) else choice
+def _tightest(lows: Sequence[Any], highs: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the highest of the lower bounds and the lowest of the upper ones; None where there is none."""
+    low = max((bound for bound in lows if bound is not None), default=None)
+    return low, min((bound for bound in highs if bound is not None), default=None)
 
 
 def _shifted(bound: Any, by: timedelta) -> Any:

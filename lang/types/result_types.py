@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_origin
 
 from ...runtime.protocol.errors import RequestError, did_you_mean
@@ -32,14 +33,6 @@ class ResultType:
     stop: tuple[str, ...] = ()
 
 
-def _parse_bool(text: str) -> bool:
-    return {"true": True, "false": False}[text.strip().lower()]
-
-
-def _parse_quoted(text: str) -> Any:
-    return json.loads(text, strict=False)  # tabs and line breaks may stand as they are
-
-
 def _regex(pattern: str) -> Constraint:
     return Constraint("regex", pattern)
 
@@ -47,20 +40,14 @@ def _regex(pattern: str) -> Constraint:
 # The leading space is there because most tokenizers' numbers and words begin with one. Digits are bounded, because
 # some models never end a number.
 _DIGITS = "[0-9]{1,18}"
+_BOOLS = {"true": True, "false": False}
 _INT = ResultType("int", int, _regex(rf" ?[-+]?{_DIGITS}\n?"), stop=("\n",))
 _FLOAT = ResultType("float", float, _regex(rf" ?[-+]?{_DIGITS}(\.{_DIGITS})?\n?"), stop=("\n",))
-_BOOL = ResultType("bool", _parse_bool, _regex(" ?(True|False|true|false)"))
-_STR = ResultType("str", _parse_quoted, _regex(r' ?"([^"\\\n]|\\["\\/bfnrt])*"'))
-_DTYPES: dict[Any, ResultType] = {
-    int: _INT,
-    float: _FLOAT,
-    bool: _BOOL,
-    str: _STR,
-    "int": _INT,
-    "float": _FLOAT,
-    "bool": _BOOL,
-    "str": _STR,
-}
+_BOOL = ResultType("bool", lambda text: _BOOLS[text.strip().lower()], _regex(" ?(True|False|true|false)"))
+# Tabs and line breaks may stand in a string as they are.
+_STR = ResultType("str", partial(json.loads, strict=False), _regex(r' ?"([^"\\\n]|\\["\\/bfnrt])*"'))
+_DTYPES: dict[Any, ResultType] = {int: _INT, float: _FLOAT, bool: _BOOL, str: _STR}
+_DTYPES |= {kind.__name__: result for kind, result in _DTYPES.items()}
 TEXT = ResultType("text", str)
 
 

@@ -55,7 +55,7 @@ def datetime_pattern(zone: Zone, low: datetime.datetime | None = None, high: dat
     if not bounds:
         return f"^{_DATE}T{_CLOCK}{_FRACTION}{_zone(zone)}$"
     aware = bounds[0].tzinfo is not None
-    low, high = (bound and _utc(bound) for bound in (low, high))
+    low, high = (bound.astimezone(datetime.UTC) if bound and bound.tzinfo else bound for bound in (low, high))
     ahead = _ahead(_seconds(low), _seconds(high), "0001-01-01T00:00:00", "9999-12-31T23:59:59")
     return f"^{ahead}{_DATE}T{_CLOCK}{'Z' if aware else ''}$"
 
@@ -157,10 +157,6 @@ def _up(moment: Any) -> Any:
     return moment.replace(microsecond=0) + datetime.timedelta(seconds=1)
 
 
-def _utc(moment: datetime.datetime) -> datetime.datetime:
-    return moment if moment.tzinfo is None else moment.astimezone(datetime.UTC)
-
-
 def _iso(day: datetime.date | None) -> str | None:
     return None if day is None else day.isoformat()
 
@@ -189,25 +185,19 @@ def _between(low: str, high: str) -> str:
     at = next(index for index, (a, b) in enumerate(zip(low, high, strict=True)) if a != b)
     head, below, above = low[:at], int(low[at]), int(high[at])
     rest_low, rest_high = low[at + 1 :], high[at + 1 :]
-    ways = [f"{below}{_from(rest_low)}", f"{above}{_up_to(rest_high)}"]
+    ways = [f"{below}{_beyond(rest_low, up=True)}", f"{above}{_beyond(rest_high, up=False)}"]
     if above - below > 1:
         ways.append(f"{_digit(below + 1, above - 1)}{_any(rest_low)}")
     return f"{head}(?:{'|'.join(ways)})"
 
 
-def _from(low: str) -> str:
-    ways = [low]
-    for index, digit in enumerate(low):
-        if digit.isdigit() and digit != "9":
-            ways.append(f"{low[:index]}{_digit(int(digit) + 1, 9)}{_any(low[index + 1 :])}")
-    return f"(?:{'|'.join(ways)})"
-
-
-def _up_to(high: str) -> str:
-    ways = [high]
-    for index, digit in enumerate(high):
-        if digit.isdigit() and digit != "0":
-            ways.append(f"{high[:index]}{_digit(0, int(digit) - 1)}{_any(high[index + 1 :])}")
+def _beyond(bound: str, *, up: bool) -> str:
+    """Return the pattern of texts from the bound on, or up to it."""
+    ways = [bound]
+    for index, digit in enumerate(bound):
+        if digit.isdigit() and digit != ("9" if up else "0"):
+            further = _digit(int(digit) + 1, 9) if up else _digit(0, int(digit) - 1)
+            ways.append(f"{bound[:index]}{further}{_any(bound[index + 1 :])}")
     return f"(?:{'|'.join(ways)})"
 
 

@@ -24,8 +24,8 @@ import pytest
 
 import ramiform
 from ramiform import gen
-from ramiform.lang.backend import RuntimeEndpoint
-from ramiform.lang.backends.http_runtime import HttpRuntime
+from ramiform.lang.backends.backend import RuntimeEndpoint
+from ramiform.lang.backends.runtimes.http_runtime import HttpRuntime
 from ramiform.runtime.protocol.errors import RuntimeFailed
 
 from .mix import WORDS, Case, Expected, Target, make_mix, run_alone, run_together

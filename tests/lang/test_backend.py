@@ -47,7 +47,7 @@ def test_the_environment_names_a_running_runtime(frontend: Any, monkeypatch: pyt
     assert program.run()["x"] == "<1>"
     assert program.run()["x"] == "<1>"
     assert threading.active_count() == before + 1
-    from ramiform.lang.backend import _default_backend
+    from ramiform.lang.backends.backend import _default_backend
 
     _default_backend().close()  # type: ignore[attr-defined]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ramiform
-from ramiform.lang.expr import GEN_NAMES
-from ramiform.lang.readable_state import ReadableState
+from ramiform.lang.expressions.expr import GEN_NAMES
+from ramiform.lang.states.readable_state import ReadableState
 from ramiform.runtime.protocol.sampling import PARAMETERS
 
 REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()

@@ -13,8 +13,8 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, RuntimeEndpoint, RuntimeFailed, assistant, gen, user
-from ramiform.lang.backends.http_channel import HttpChannel
-from ramiform.lang.backends.movable import MovableChannel
+from ramiform.lang.backends.runtimes.http_channel import HttpChannel
+from ramiform.lang.backends.runtimes.movable import MovableChannel
 from ramiform.runtime.protocol.version import __version__
 
 Answer = Callable[[int, dict[str, Any]], str]

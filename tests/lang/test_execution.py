@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ramiform.lang.execution import Execution
-from ramiform.lang.operation_log import OperationLog
+from ramiform.lang.operations.execution import Execution
+from ramiform.lang.operations.operation_log import OperationLog
 from ramiform.runtime.protocol.errors import ErrorInfo, RuntimeFailed
 from ramiform.runtime.protocol.session import Append, Open, Play, Text
 

@@ -8,7 +8,7 @@ import pytest
 
 import ramiform
 from ramiform import RequestError, gen, select
-from ramiform.lang.expr import Concat, Constant, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr, parts_of
+from ramiform.lang.expressions.expr import Concat, Constant, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr, parts_of
 
 
 def test_strings_and_expressions_chain_in_order() -> None:

@@ -151,7 +151,7 @@ def test_tracebacks_have_the_user_s_frames_only(way: str, monkeypatch: pytest.Mo
         assert not [file for file in files(error) if "/lang/" in file and "/tests/" not in file]
     monkeypatch.setenv("RAMIFORM_DEBUG", "1")
     error = caught_from(lambda: RUNS[way](fails, how="own", backend=answers()))
-    assert [file for file in files(error) if file.endswith("/lang/runner.py")]
+    assert [file for file in files(error) if file.endswith("/lang/running/runner.py")]
 
 
 def test_the_frames_of_a_tool_are_in_the_cause() -> None:
@@ -166,7 +166,7 @@ def test_the_frames_of_a_tool_are_in_the_cause() -> None:
     call = '{"name": "divide", "arguments": {"a": 1}}'
     told = "".join(traceback.format_exception(caught_from(lambda: body.run(backend=Scripted([call])))))
     assert "return a // 0" in told
-    assert "/lang/callbacks.py" not in told
+    assert "/lang/expressions/callbacks.py" not in told
 
 
 def test_an_error_that_the_program_caught_does_not_come_again() -> None:

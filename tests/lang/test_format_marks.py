@@ -11,8 +11,8 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, assistant, gen, pick, role, select, user
-from ramiform.lang import format_marks
-from ramiform.lang.expr import Concat, Constant, GenExpr, parts_of
+from ramiform.lang.expressions import format_marks
+from ramiform.lang.expressions.expr import Concat, Constant, GenExpr, parts_of
 
 X = gen("x", max_tokens=3)
 

@@ -6,9 +6,9 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, assistant, gen, select, user
-from ramiform.lang.backend import channel_of
-from ramiform.lang.execution import Execution
-from ramiform.lang.state_handle import StateHandle
+from ramiform.lang.backends.backend import channel_of
+from ramiform.lang.operations.execution import Execution
+from ramiform.lang.operations.state_handle import StateHandle
 from ramiform.runtime.protocol import session
 
 

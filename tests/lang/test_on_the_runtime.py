@@ -17,7 +17,7 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RuntimeFailed, assistant, gen, pick, select, system, user
-from ramiform.lang.backend import get_server_info
+from ramiform.lang.backends.backend import get_server_info
 
 SHARED = "Ada lives near a river and reads about spiders. " * 20
 

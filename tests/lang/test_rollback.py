@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, gen, select, user
-from ramiform.lang.backend import get_server_info
+from ramiform.lang.backends.backend import get_server_info
 
 SHARED = "Ada lives near a river and reads about spiders. " * 8
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform import RequestError, gen, select
-from ramiform.lang.expr import GEN_NAMES, RUN_ARGUMENTS, GenExpr
-from ramiform.lang.lowering import defaults_of, gen_operation, select_operation
+from ramiform.lang.expressions.expr import GEN_NAMES, RUN_ARGUMENTS, GenExpr
+from ramiform.lang.expressions.lowering import defaults_of, gen_operation, select_operation
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, SamplingParams
 

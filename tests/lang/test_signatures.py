@@ -12,7 +12,7 @@ import pytest
 
 import ramiform
 from ramiform import Demonstration, HttpRuntime, ProgramState, RequestError, Scripted, gen
-from ramiform.lang.signatures import is_signature, prompt_messages
+from ramiform.lang.running.signatures import is_signature, prompt_messages
 
 
 @dataclass

@@ -211,7 +211,7 @@ def test_a_variable_that_is_not_text_cannot_be_followed() -> None:
 def test_waiting_for_text_wakes_once_per_change_and_not_otherwise(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.lang.operation_log import OperationLog
+    from ramiform.lang.operations.operation_log import OperationLog
 
     waits = 0
     wait_for_change = OperationLog.wait_for_change

@@ -8,7 +8,7 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, gen, select
-from ramiform.lang.operation_log import OperationLog
+from ramiform.lang.operations.operation_log import OperationLog
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import Constraint

@@ -18,7 +18,7 @@ from .test_programs import BROKEN_LINE, CANVAS, HOSTILE, broken, cells, fan_out,
 
 @pytest.fixture
 def views(backend: ramiform.Runtime) -> list[ProgramView]:
-    with ramiform.lang.tracing.recording.record_all() as recordings:
+    with ramiform.lang.operations.recording.record_all() as recordings:
         fan_out.run("File.")
         hostile.run()
         with pytest.raises(ramiform.RamiformError):

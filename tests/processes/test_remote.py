@@ -14,7 +14,7 @@ import zmq.auth
 
 import ramiform
 from ramiform import gen
-from ramiform.lang.backend import RuntimeEndpoint
+from ramiform.lang.backends.backend import RuntimeEndpoint
 from ramiform.runtime.protocol import transport
 from ramiform.runtime.protocol.keys import make_keys
 

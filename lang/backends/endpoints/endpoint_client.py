@@ -16,7 +16,6 @@ from ..http_client import Exchange, HttpClient, events_to, read_json
 from ..http_errors import HttpFailure
 from ..model import ModelCall
 from .rate_limits import RateLimiter
-from .retries import RetryPolicy
 from .usage import CountedTokens, TokenUsage
 
 SHORTEST_SECRET = 8  # a shorter key is a placeholder, and would be found in any message
@@ -92,6 +91,28 @@ class Credentials:
     renew: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True)
+class RetryPolicy:
+    """`max_retries` calls after the first. Waits double from `first_delay` to `max_delay` seconds."""
+
+    max_retries: int = 4
+    first_delay: float = 0.5
+    max_delay: float = 16.0
+
+    def delay(self, num_failed: int, failure: HttpFailure, draw: float) -> float | None:
+        """Return the seconds to wait after `num_failed` calls, None if the call is not to be repeated.
+
+        `draw` from [0, 1) spreads the calls of many clients: a half to the whole of the back-off. It never shortens
+        the time that the server asked for.
+        """
+        if not failure.may_repeat or num_failed > self.max_retries:
+            return None
+        if failure.retry_after is not None:
+            return failure.retry_after * (1 + 0.1 * draw)
+        longest = min(self.first_delay * 2.0 ** min(num_failed - 1, 30), self.max_delay)
+        return longest * (0.5 + 0.5 * draw)
+
+
 class EventReader(Protocol):
     """Collects the events of a stream. Once it `has_text` the call is not repeated."""
 
@@ -124,7 +145,7 @@ class EndpointClient:
     ) -> None:
         self.usage = TokenUsage()
         self._http = HttpClient(url, None, settings.timeout)
-        self._settings = settings
+        self.settings = settings
         self._credentials = credentials
         self._counts_of = counts_of
         self._query = query
@@ -156,8 +177,8 @@ class EndpointClient:
         may_repeat: Callable[[], bool],
         num_tokens: int,
     ) -> Any:
-        body = {**body, **self._settings.extra_body}
-        left = self._settings.timeout
+        body = {**body, **self.settings.extra_body}
+        left = self.settings.timeout
         num_failed, was_renewed = 0, False
         while True:
             permit = self._limiter.acquire(num_tokens, call)
@@ -200,13 +221,13 @@ class EndpointClient:
                     param="api_key",
                     code="missing_api_key",
                 )
-            return None, dict(self._settings.default_headers)
+            return None, dict(self.settings.default_headers)
         if not key.isascii() or not key.isprintable():
             raise RequestError(
                 f"the API key of {self._credentials.source} has characters that no header may have", param="api_key"
             )
         own = {self._credentials.header: self._credentials.prefix + key}
-        return key, own | dict(self._settings.default_headers)
+        return key, own | dict(self.settings.default_headers)
 
     def _error(
         self, path: str, failure: HttpFailure, num_failed: int, key: str | None, delay: float | None
@@ -224,7 +245,7 @@ class EndpointClient:
             )
         if delay is not None:  # the call would be repeated, but for its timeout
             asked = "" if failure.retry_after is None else f"asked to wait {failure.retry_after:g} s, "
-            parts.append(f"({asked}beyond the timeout of {self._settings.timeout:g} s)")
+            parts.append(f"({asked}beyond the timeout of {self.settings.timeout:g} s)")
         elif num_failed > 1:
             parts.append(f"(after {num_failed} attempts)")
         return failure.to_error(" ".join(parts))

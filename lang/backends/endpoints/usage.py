@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
+
+from ....runtime.protocol.core import Finish
+from ....runtime.protocol.session import Sequence
 
 
 @dataclass(frozen=True)
@@ -13,6 +17,23 @@ class CountedTokens:
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+
+    def sequence(self, text: str, finish: Finish) -> Sequence:
+        """Return the sequence of a text with these tokens. Endpoints give no ids."""
+        return Sequence(
+            text=text,
+            ids=[],
+            prompt_tokens=self.prompt,
+            completion_tokens=self.completion,
+            cached_tokens=self.cached,
+            finish=finish,
+        )
+
+
+def usage_of(answer: Any) -> dict[str, Any] | None:
+    """Return the counts in an answer's JSON, None if it has none."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    return usage if isinstance(usage, dict) and usage else None
 
 
 def token_count(value: object) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 import ramiform
 from ramiform import HttpRuntime, ProgramState, RequestError, RuntimeFailed, assistant, gen, pick, select, system, user
-from ramiform.lang.backend import get_server_info
+from ramiform.lang.backends.backend import get_server_info
 
 
 @pytest.fixture

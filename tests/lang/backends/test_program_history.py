@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ramiform.lang.backends.program_history import ProgramHistory, ProgramRequest
+from ramiform.lang.backends.runtimes.program_history import ProgramHistory, ProgramRequest
 from ramiform.runtime.protocol.core import Finish
 from ramiform.runtime.protocol.errors import ErrorInfo, RequestError
 from ramiform.runtime.protocol.sampling import SamplingParams

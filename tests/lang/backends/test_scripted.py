@@ -212,8 +212,8 @@ def test_states_without_references_are_forgotten() -> None:
     gc.collect()
     channel = backend.connection()
     channel.close()
-    assert channel._interpreter.num_states == channel._interpreter.num_programs == 0
-    assert not channel._listeners
+    assert channel.interpreter.num_states == channel.interpreter.num_programs == 0
+    assert not channel.listeners
 
 
 def test_a_closed_backend_raises_runtime_failed() -> None:

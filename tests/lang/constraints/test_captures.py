@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ramiform import gen, one_or_more, optional, repeat, rx, select, seq, zero_or_more
 from ramiform.constrained import Grammar, Regex, Vocabulary, compile_constraint
-from ramiform.lang.constraints.builders import ConstraintExpr, compiled
+from ramiform.lang.expressions.captures import ConstraintExpr, compiled
 
 BYTES = [*(bytes([byte]) for byte in range(256)), None]
 VOCABULARY = Vocabulary.from_tokens(BYTES, [256])

@@ -16,7 +16,7 @@ import pytest
 
 from ramiform import RequestError, gen, one_or_more, seq
 from ramiform.constrained import Grammar, Vocabulary, compile_constraint
-from ramiform.lang.constraints.builders import ConstraintExpr, compiled
+from ramiform.lang.expressions.captures import ConstraintExpr, compiled
 from ramiform.lang.types.result_types import of_schema
 
 VOCABULARY = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], [256])

@@ -30,7 +30,7 @@ from ramiform import (
     user,
     vote,
 )
-from ramiform.lang.backend import get_server_info
+from ramiform.lang.backends.backend import get_server_info
 
 LONG = gen("long", max_tokens=3000, ignore_eos=True)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 import ramiform
-from ramiform.lang.backend import Backend, Channel
+from ramiform.lang.backends.backend import Backend, Channel
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.client import Listener
 

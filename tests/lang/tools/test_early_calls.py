@@ -14,8 +14,8 @@ import pytest
 
 import ramiform
 from ramiform import AgentResult, HttpRuntime, ProgramState, RequestError, Scripted, system, tool
+from ramiform.lang.states.early_calls import CallReader
 from ramiform.lang.tools.call_format import InvalidCall, call_format, read_calls
-from ramiform.lang.tools.early_calls import CallReader
 from ramiform.lang.tools.tool_set import ToolSet
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.errors import ErrorInfo

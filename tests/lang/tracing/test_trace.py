@@ -13,8 +13,8 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, gen, select
+from ramiform.lang.operations.recording import record_all
 from ramiform.lang.tracing import trace as traces
-from ramiform.lang.tracing.recording import record_all
 from ramiform.runtime.programs.records.events import TokenCounts
 
 

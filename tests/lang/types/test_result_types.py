@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform import RequestError, gen
-from ramiform.lang.lowering import gen_operation
+from ramiform.lang.expressions.lowering import gen_operation
 from ramiform.lang.tools.tool_set import ToolSet
 from ramiform.lang.types.result_types import json_schema_text, of_dtype, of_schema
 from ramiform.tests.lang.types.written import runtime_grammars, written

@@ -11,7 +11,7 @@ import pytest
 
 import ramiform
 from ramiform import RequestError
-from ramiform.lang.backends.http_runtime import HttpRuntime
+from ramiform.lang.backends.runtimes.http_runtime import HttpRuntime
 from ramiform.runtime.frontend.http.middleware import auth
 from ramiform.runtime.protocol.core import Generate
 from ramiform.tests.frontend.harness import House, run, says

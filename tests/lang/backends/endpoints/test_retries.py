@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramiform.lang.backends.endpoints.endpoint_client import RetryPolicy
 from ramiform.lang.backends.endpoints.rate_limits import WINDOW_SECONDS, SlidingWindow
-from ramiform.lang.backends.endpoints.retries import RetryPolicy
 from ramiform.lang.backends.http_errors import HttpFailure, failure_of_answer, failure_of_event
 from ramiform.runtime.protocol.errors import BusyError, RequestError, RuntimeFailed
 

@@ -1,0 +1,1 @@
+"""Expressions: what programs append, and the operations that expressions become."""

@@ -1,0 +1,1 @@
+"""Operations of a run: how they are recorded, sent and answered."""

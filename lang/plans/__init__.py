@@ -1,1 +1,0 @@
-"""Plans of calls: what a program will do, found without running it."""

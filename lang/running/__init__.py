@@ -1,0 +1,1 @@
+"""Programs: plans of their calls, and the ways to run them."""

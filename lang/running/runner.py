@@ -1,0 +1,265 @@
+"""Running one call of a program to its end: in a thread, in an event loop, or recorded and sent as one message."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.session import Budget
+from ..backends.backend import Channel
+from ..expressions.lowering import Defaults
+from ..operations.execution import Execution, ValueNeeded
+from ..operations.recording import Recording, is_recording_all
+from ..operations.source_location import definition_line, traceback_location
+from ..operations.state_handle import StateHandle
+from ..states.state import ProgramState
+from .failures import describe, is_ours
+from .planning import check_recorded
+
+if TYPE_CHECKING:
+    from ..storage.resume import CheckpointItem
+
+MAX_THREADS = 128  # for sync programs that event loops run
+
+
+@dataclass(frozen=True)
+class ProgramCall:
+    """A call of a program with all its arguments.
+
+    `compiled`: its messages are kept until the first read. `is_whole`: the example it was compiled with never read.
+    """
+
+    function: Callable[..., Any]
+    is_async: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    defaults: Defaults
+    budget: Budget | None = None
+    compiled: bool = False
+    is_whole: bool = False
+    traced: bool = False
+    checkpoint: CheckpointItem | None = None
+    called_at: float | None = None  # `time.perf_counter()` of the call; None: when its state is opened
+
+    def apply(self, state: ProgramState) -> Any:
+        """Call the program's function."""
+        return self.function(state, *self.args, **self.kwargs)
+
+    def describe(self, error: BaseException, state: ProgramState | None) -> None:
+        """Describe an exception that ends the program, as `failures.describe`. A cancellation stays as it is."""
+        if isinstance(error, Exception | KeyboardInterrupt):
+            bound = list(inspect.signature(self.function).bind(None, *self.args, **self.kwargs).arguments.items())
+            describe(error, state, self.function.__name__, definition_line(self.function), dict(bound[1:]))
+
+
+def kept(calls: list[ProgramCall], path: str | os.PathLike[str] | None) -> list[ProgramCall]:
+    """Return the calls of one program with their items of a checkpoint file, if there is one."""
+    if path is None or not calls:
+        return calls
+    from ..storage.resume import checkpointed
+
+    items = checkpointed(path, calls[0].function.__qualname__, [(call.args, call.kwargs) for call in calls])
+    return [replace(call, checkpoint=item) for call, item in zip(calls, items, strict=True)]
+
+
+def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
+    """Open the state of a run; with `stream` its messages are sent at once."""
+    recording = Recording(call.function.__name__, call.called_at) if call.traced or is_recording_all() else None
+    kept = None if call.checkpoint is None else call.checkpoint.channel(channel)
+    execution = Execution(
+        channel if kept is None else kept,
+        budget=call.budget,
+        deferred=call.compiled and not stream,
+        recording=recording,
+        keep_callback=None if kept is None else kept.kept_callback,
+        title=call.function.__name__,
+    )
+    try:
+        return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
+    except Exception as error:
+        call.describe(error, None)
+        raise
+
+
+def run(state: ProgramState, call: ProgramCall) -> None:
+    """Run the program to its last answer. An exception ends it in the runtime too."""
+    with AbandonedOnError(state, call):
+        run_body(state, call)
+
+
+def run_in_background(state: ProgramState, call: ProgramCall, *, in_loop: bool) -> None:
+    """Begin to run the program in a task of the running event loop, else in a thread of its own."""
+    background = state._in_background(lambda error: call.describe(error, state))
+    if in_loop:
+        background.in_loop(run_body_async(state, call))
+    else:
+        background.in_thread(functools.partial(run_body, state, call))
+
+
+def run_body(state: ProgramState, call: ProgramCall) -> None:
+    """Run the program to its last answer; the caller must abandon the state on an exception."""
+    if call.is_async:
+        _run_coroutine(run_body_async(state, call))
+        return
+    state.ret_value = call.apply(state)
+    state._handle.execution.note_end()
+    _send(state._handle.execution)
+    state._finish()
+
+
+async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
+    """Run an async program to its last answer in the running loop, as `run_body` does."""
+    import asyncio
+
+    state._handle.execution.loop = asyncio.get_running_loop()
+    seconds = None if call.budget is None else call.budget.seconds
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            state.ret_value = await call.apply(state)
+            state._handle.execution.note_end()
+            _send(state._handle.execution)
+            await state._finish_async()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        where = "" if error.__cause__ is None else traceback_location(error.__cause__.__traceback__, outermost=True)
+        message = f"the program did not end within its {seconds:g} s (timeout)"
+        refusal = RequestError(": ".join(filter(None, (where, message))), param="timeout", code="timeout")
+        refusal.line = where or None
+        raise refusal from None
+
+
+async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
+    """Run a call to its end in the running loop; a sync program that is not compiled to its end gets a thread."""
+    if call.is_async:
+        state = new_state(channel, call)
+        with AbandonedOnError(state, call):
+            await run_body_async(state, call)
+        return state
+    if call.is_whole and (recorded := record(channel, call)) is not None:
+        with AbandonedOnError(recorded, call):
+            await recorded._finish_async()
+        return recorded
+    return await _run_in_thread(new_state(channel, call), call)
+
+
+def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
+    """Call the function and send its operations as one message.
+
+    Returns None, and sends nothing, if the function reads a generated value.
+    """
+    state = new_state(channel, call)
+    execution = state._handle.execution
+    execution.may_wait = False
+    try:
+        state.ret_value = call.apply(state)
+    except ValueNeeded as needed:
+        state._abandon(needed)
+        if execution.recording is not None:
+            execution.recording.discard()  # nothing was sent; the program runs again from the beginning
+        return None
+    except BaseException as error:
+        state._abandon(error)
+        call.describe(error, state)
+        raise
+    execution.may_wait = True
+    with AbandonedOnError(state, call):
+        _send(execution)
+    return state
+
+
+def begin(channel: Channel, call: ProgramCall) -> tuple[ProgramState, Callable[[], None]]:
+    """Return a new state, and a function that runs the program on it."""
+    state = new_state(channel, call)
+    return state, functools.partial(run, state, call)
+
+
+def begin_recorded(channel: Channel, call: ProgramCall) -> tuple[ProgramState, Callable[[], None]]:
+    """Return a state that runs already, and a function that waits for its end.
+
+    The function runs the program instead if its arguments make it read a generated value.
+    """
+    state = record(channel, call)
+    return begin(channel, call) if state is None else (state, functools.partial(_finish, state, call))
+
+
+async def _run_in_thread(state: ProgramState, call: ProgramCall) -> ProgramState:
+    import asyncio
+
+    running = asyncio.get_running_loop().run_in_executor(_threads(), run, state, call)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError as cancelled:
+        state._abandon(cancelled)  # its thread stops at the next wait
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
+    return state
+
+
+def _send(execution: Execution) -> None:
+    """Check and send the messages kept so far, after the end of the function."""
+    if execution.sent_nothing:
+        check_recorded([log for _, log in execution.attached])
+        execution.flush(complete=True)
+
+
+def _finish(state: ProgramState, call: ProgramCall) -> None:
+    with AbandonedOnError(state, call):
+        state._finish()
+
+
+@dataclass(frozen=True)
+class AbandonedOnError:
+    """Context manager that abandons the state and describes the exception if its block raises.
+
+    Not a generator with `contextmanager`, which sets the exception's traceback: a frozen one refuses that.
+    """
+
+    state: ProgramState
+    call: ProgramCall
+
+    def __enter__(self) -> None:
+        """Nothing is acquired."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.state._abandon(error)
+            self.call.describe(error, self.state)
+
+
+def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(coroutine)
+        return
+    coroutine.close()
+    raise RequestError("an event loop runs here: run an async program with `await program.arun(...)`")
+
+
+def warn_if_loop_runs(name: str, instead: str) -> None:
+    """Warn that the program blocks the event loop that runs in this thread, once for each line that runs it so."""
+    asyncio = sys.modules.get("asyncio")  # not loaded: no loop runs
+    # In a notebook every cell runs in the loop, and blocking it is what running a cell does.
+    if asyncio is None or asyncio._get_running_loop() is None or "ipykernel" in sys.modules:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    message = f"the program {name!r} blocks the event loop that runs here: use `await {name}.{instead}(...)`"
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramiform-program")

@@ -1,0 +1,342 @@
+"""Programs that are signatures: what a function is annotated to return, and a prompt made of the function itself.
+
+A function with an empty body (a docstring, `...`) that is annotated `-> T` is such a program. Its prompt is made by
+`prompt_messages` from an instruction (the docstring), demonstrations and the arguments; `Program.with_prompt` gives it
+another instruction and demonstrations.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import json
+import types
+import typing
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..backends.backend import Channel
+from ..expressions.expr import Expr
+from ..expressions.primitives import gen
+from ..operations.execution import Execution
+from ..operations.source_location import with_location
+from ..operations.state_handle import StateHandle
+from ..states.state import ProgramState
+from ..types.result_types import of_dtype, of_schema
+
+MAX_TOKENS = 512  # of an answer, unless the run says otherwise
+_MAX_DEPTH = 4  # of the members that a prompt describes
+_DTYPES = {int: "a whole number", float: "a number", bool: "True or False"}
+# What a function without a body of its own consists of, in any version of Python.
+_EMPTY_BODY = frozenset(
+    "RESUME NOP CACHE LOAD_CONST RETURN_CONST RETURN_VALUE RETURN_GENERATOR RAISE_VARARGS POP_TOP CALL_INTRINSIC_1 "
+    "RERAISE".split()
+)
+
+
+class _Nothing:
+    """The mark of a function whose annotation says nothing about its result."""
+
+
+NOTHING = _Nothing()
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An example for the prompt of a signature: arguments by name, and the answer: a value of the type, or its text."""
+
+    arguments: Mapping[str, Any]
+    answer: Any
+
+
+@dataclass(frozen=True)
+class SignaturePrompt:
+    """The parts of a signature's prompt that `with_prompt` sets."""
+
+    instruction: str
+    demonstrations: tuple[Demonstration, ...] = ()
+
+
+# The types of results
+
+
+def annotated_result(function: Callable[..., Any], scope: Mapping[str, Any] | None = None) -> Any:
+    """Return the type that a function is annotated to return; NOTHING for none, None, Any and ProgramState.
+
+    `scope` has the names of the enclosing functions. Raises NameError for a name that does not exist yet.
+    """
+    annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return", NOTHING)
+    if isinstance(annotation, str):
+
+        def shim() -> None: ...
+
+        shim.__annotations__ = {"return": annotation}
+        names = {**getattr(inspect.unwrap(function), "__globals__", {}), **_closure(function), **(scope or {})}
+        annotation = typing.get_type_hints(shim, names, include_extras=True)["return"]
+    return NOTHING if annotation in (None, type(None), Any, object, ProgramState) else annotation
+
+
+def is_signature(function: Callable[..., Any]) -> bool:
+    """Return whether a function's body is empty: a docstring, `...`, `pass` or `raise NotImplementedError`."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_name == "<lambda>":
+        return False
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL" and step.argval == "NotImplementedError":
+            continue
+        is_constant = step.opname in ("LOAD_CONST", "RETURN_CONST")
+        if step.opname not in _EMPTY_BODY or (is_constant and step.argval is not None):
+            return False
+    return True
+
+
+def as_result(value: Any, kind: Any, name: str, line: str) -> Any:
+    """Return what the program `name` returned as a value of `kind`: text and JSON values are converted.
+
+    Raises RequestError, code "invalid_result", with the program's line if it is not of the type.
+    """
+    if _fits(value, kind):
+        return value
+    refusal: Exception | str = "it is neither text nor JSON"
+    for text in _json_texts(value):
+        try:
+            return (of_dtype(kind) if kind in _DTYPES else of_schema(kind)).parse(text)
+        except (ValueError, KeyError) as error:
+            refusal = error
+    named = getattr(kind, "__name__", None) or kind
+    message = f"the program {name!r} returned {value!r}, which is not of type {named}: {refusal}"
+    info = ErrorInfo.of(RequestError(message, param="return", code="invalid_result"))
+    raise with_location(info, line).to_exception()
+
+
+def _json_texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value, json.dumps(value)]
+    if isinstance(value, dict | list | tuple | int | float):
+        return [_json(value)]
+    return []
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a type, as far as the type can tell without a parser."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated or isinstance(kind, typing.NewType):
+        return (
+            False if origin is Annotated and isinstance(value, str) else _fits(value, getattr(kind, "__origin__", Any))
+        )
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if kind is None or kind is type(None):
+        return value is None
+    if typing.is_typeddict(kind):
+        return False
+    if origin in (list, set, frozenset):
+        return isinstance(value, origin) and all(_fits(part, parts[0]) for part in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
+    if kind is float and type(value) is int:
+        return True
+    try:
+        return isinstance(value, origin or kind)
+    except TypeError:  # not a class: its author knows what it holds
+        return not isinstance(value, str | dict | list)
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return dict(inspect.getclosurevars(inspect.unwrap(function)).nonlocals)
+    except (TypeError, ValueError):
+        return {}
+
+
+# The prompt
+
+
+def prompt_messages(
+    instruction: str, demonstrations: Sequence[Demonstration], arguments: Mapping[str, Any], result: str
+) -> list[tuple[Literal["user", "assistant"], str]]:
+    """Return the chat messages that ask for an answer: role and content.
+
+    The first message begins with the instruction and `result`, which says what the answer consists of. Each
+    demonstration is a message with its arguments and one with its answer; the last message has the arguments.
+    """
+    messages: list[tuple[Literal["user", "assistant"], str]] = []
+    for demonstration in demonstrations:
+        messages.append(("user", _arguments_text(demonstration.arguments)))
+        answer = demonstration.answer
+        is_plain = isinstance(answer, str | bool | int | float)
+        messages.append(("assistant", str(answer) if is_plain else _json(answer)))
+    messages.append(("user", _arguments_text(arguments)))
+    messages[0] = ("user", "\n\n".join(filter(None, (instruction, result, messages[0][1]))))
+    return messages
+
+
+def prompt_text(messages: Sequence[tuple[str, str]]) -> str:
+    """Return the messages as plain text, which the answer continues."""
+    lines = [f"Answer: {text}\n\n" if role == "assistant" else f"{text}\n" for role, text in messages]
+    return "".join(lines) + "Answer:"
+
+
+def result_text(kind: Any) -> str:
+    """Return the sentence that says what an answer of this type consists of; nothing for text."""
+    if kind is str:
+        return ""
+    if kind in _DTYPES:
+        return f"Answer with {_DTYPES[kind]}, and nothing else."
+    constraint = of_schema(kind).constraint
+    schema = json.loads(constraint.source) if constraint is not None else {}
+    described = _resolved(schema, schema)
+    if "properties" not in described:
+        return f"Answer with {_described(schema, schema)}, as JSON, and nothing else."
+    return "Answer with a JSON object of these members:\n" + _members(described, schema, "")
+
+
+def _members(part: Mapping[str, Any], schema: Mapping[str, Any], indent: str) -> str:
+    lines = []
+    for name, member in part["properties"].items():
+        text = member.get("description") or _resolved(member, schema).get("description")
+        lines.append(f"{indent}- {name} ({_described(member, schema)})" + (f": {text}" if text else ""))
+        inner = _resolved(member, schema)
+        inner = _resolved(inner.get("items") or inner, schema)
+        if inner.get("properties") and len(indent) < 2 * _MAX_DEPTH:
+            lines.append(_members(inner, schema, indent + "  "))
+    return "\n".join(lines)
+
+
+def _described(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    part = _resolved(part, schema)
+    if "enum" in part or "const" in part:
+        return "one of " + ", ".join(_json(value) for value in part.get("enum", [part.get("const")]))
+    if alternatives := part.get("anyOf") or part.get("oneOf"):
+        return " or ".join(dict.fromkeys(_described(one, schema) for one in alternatives))
+    kind = part.get("type", "any value")
+    if kind == "array" and isinstance(part.get("items"), dict):
+        return f"list of {_described(part['items'], schema)}"
+    limits = [f"{word} {part[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in part]
+    words = [" or ".join(kind) if isinstance(kind, list) else kind, *filter(None, [part.get("format")])]
+    return " ".join([", ".join(words), *limits])
+
+
+def _resolved(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    for _ in range(8):  # a reference to a reference
+        if "$ref" not in part:
+            break
+        target: Any = schema
+        for step in part["$ref"].removeprefix("#").strip("/").split("/") if part["$ref"] != "#" else ():
+            target = target[step.replace("~1", "/").replace("~0", "~")]
+        part = {**target, **{key: value for key, value in part.items() if key != "$ref"}}
+    return part
+
+
+def _arguments_text(arguments: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{name}: {value if isinstance(value, str) else _json(value)}" for name, value in arguments.items()
+    )
+
+
+def _json(value: Any) -> str:
+    def builtins_of(other: Any) -> Any:
+        return other.model_dump(mode="json") if hasattr(other, "model_dump") else str(other)
+
+    return json.dumps(msgspec.to_builtins(value, enc_hook=builtins_of, str_keys=True), ensure_ascii=False)
+
+
+# The program
+
+
+class SignatureProgram:
+    """The body of a program that is a signature: asks for the answer on a state, and reads it."""
+
+    def __init__(self, function: Callable[..., Any], kind: Any, prompt: SignaturePrompt | None) -> None:
+        self.kind = kind
+        self.name = function.__name__
+        self.prompt = prompt or SignaturePrompt(inspect.cleandoc(function.__doc__ or self.name.replace("_", " ")))
+        self._signature = inspect.signature(function)
+        self._result = result_text(kind)
+
+    def ask(self, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Append the prompt and the answer; return its value."""
+        self._append(state, args, kwargs, _takes_roles(state))
+        return self._value(state[self.name])
+
+    async def ask_async(self, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Append the prompt and the answer; return its value, without blocking the event loop."""
+        import asyncio
+
+        self._append(state, args, kwargs, await asyncio.to_thread(_takes_roles, state))
+        return self._value(await state.get(self.name))
+
+    def _append(self, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any], roles: bool) -> None:
+        bound = self._signature.bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        messages = prompt_messages(
+            self.prompt.instruction, self.prompt.demonstrations, dict(list(bound.arguments.items())[1:]), self._result
+        )
+        if not roles:
+            state += prompt_text(messages)
+            state += self._answer(state, stop="\n")
+            state += "\n"
+            return
+        for role, content in messages:
+            state.user(content) if role == "user" else state.assistant(content)
+        with state.assistant():
+            state += self._answer(state, stop=None)
+
+    def _answer(self, state: ProgramState, stop: str | None) -> Expr:
+        most = MAX_TOKENS if state._defaults.get("max_tokens") is None else None
+        if self.kind is str:
+            return gen(self.name, max_tokens=most, stop=stop)
+        if self.kind in _DTYPES:
+            return gen(self.name, max_tokens=most, dtype=self.kind)
+        return gen(self.name, max_tokens=most, schema=self.kind)
+
+    def _value(self, value: Any) -> Any:
+        return value.strip() if self.kind is str else value
+
+
+def body_of(signature: SignatureProgram, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that asks for the answer; its frames are shown at the line of the user's function."""
+
+    def ask(state: ProgramState, /, *args: Any, **kwargs: Any) -> Any:
+        return signature.ask(state, args, kwargs)
+
+    async def ask_async(state: ProgramState, /, *args: Any, **kwargs: Any) -> Any:
+        return await signature.ask_async(state, args, kwargs)
+
+    made: Any = ask_async if inspect.iscoroutinefunction(function) else ask
+    code, own = made.__code__, inspect.unwrap(function).__code__
+    # Errors, plans and traces name the innermost line outside the language, which has to be one of the user's.
+    made.__code__ = code.replace(
+        co_filename=own.co_filename, co_firstlineno=max(1, own.co_firstlineno - 1), co_name=own.co_name
+    )
+    made.__name__ = made.__qualname__ = function.__name__
+    made.__signature__ = inspect.signature(function)
+    return made  # type: ignore[no-any-return]
+
+
+_with_roles: weakref.WeakKeyDictionary[Channel, bool] = weakref.WeakKeyDictionary()
+
+
+def _takes_roles(state: ProgramState) -> bool:
+    """Return whether the answer is asked for by chat messages: none is open, and the backend has a chat template."""
+    execution = state._handle.execution
+    if state._open_role is not None:
+        return False
+    if not execution.may_wait:
+        return True  # only recorded
+    if (known := _with_roles.get(execution.channel)) is None:
+        probe = ProgramState(StateHandle.open(Execution(execution.channel)), defaults={})
+        probe.user("?")
+        error: RamiformError | Exception | None = probe.error()
+        probe.close()
+        known = not isinstance(error, RequestError)
+        if error is None or not known:
+            _with_roles[execution.channel] = known
+    return known

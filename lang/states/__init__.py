@@ -1,0 +1,1 @@
+"""States of programs: appending, reading, branching, and agents on a state."""

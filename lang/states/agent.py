@@ -1,0 +1,447 @@
+"""Agents: a model that answers in turns of text and tool calls, until it needs no tool."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ...runtime.protocol import session
+from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..expressions.callbacks import MAX_THREADS
+from ..expressions.expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr
+from ..expressions.lowering import Defaults
+from ..expressions.primitives import gen, role
+from ..operations.operation_log import OperationLog
+from ..operations.state_handle import StateHandle
+from ..tools.call_format import CallFormat, InvalidCall, call_format, described, read_calls, structural_tag
+from ..tools.call_patterns import PROMPT, CallRecord
+from ..tools.declaration import AnyTool
+from ..tools.tool_set import (
+    OnError,
+    PreparedCall,
+    ToolCallback,
+    ToolOutcome,
+    ToolSet,
+    begin_call,
+    refuse,
+    tool_set,
+    was_cut_off,
+)
+from .early_calls import EarlyCall, EarlyCalls
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
+StoppedBy = Literal["answer", "until", "max_steps", "max_tokens"]
+
+
+class AgentState(Protocol):
+    """The parts of a `ProgramState` that an agent works on."""
+
+    _handle: StateHandle
+    _log: OperationLog
+    _defaults: Defaults
+
+    def _append(self, parts: Sequence[Expr]) -> None: ...
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """A tool call of an agent. `error` is None if it succeeded; `text` is what the model was told."""
+
+    step: int  # the turn, from 1
+    name: str | None  # None: the text was no valid call
+    arguments: dict[str, Any] | None
+    result: Any
+    text: str
+    error: str | None
+    seconds: float
+    saved: float = 0.0  # seconds of these in which the model still wrote the turn
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """The end of an agent: the model's last words, and every call that it made."""
+
+    answer: str
+    steps: int
+    calls: tuple[AgentCall, ...]
+    stopped_by: StoppedBy
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the model answered, or `until` was true; False where a limit ended the agent."""
+        return self.stopped_by in ("answer", "until")
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """The options of `s.agent`, in its order. Raises RequestError for an invalid one."""
+
+    given_tools: Sequence[AnyTool]
+    prompt: Expr | str | None
+    max_steps: int
+    until: Callable[[Any], Any] | None
+    on_error: OnError
+    given_format: str | CallFormat
+    result_role: str
+    constrained: bool
+    sampling: dict[str, Any]  # by the names of `run`
+
+    def __post_init__(self) -> None:
+        for one in self.tools.tools.values():
+            if one.function is None:
+                raise RequestError(
+                    f"the tool {one.name} has no function, so an agent cannot go on after its call: declare it with "
+                    "ramiform.tool(definition, handler)",
+                    param="tools",
+                )
+        role, errors = self.result_role, self.on_error
+        if type(self.max_steps) is not int or self.max_steps < 1:
+            raise RequestError(f"max_steps must be a positive integer, got {self.max_steps!r}", param="max_steps")
+        if self.until is not None and not callable(self.until):
+            raise RequestError(f"until must be a function of the state, got {self.until!r}", param="until")
+        if not (isinstance(role, str) and role):
+            raise RequestError(f"result_role must be a role such as 'tool', got {role!r}", param="result_role")
+        if not isinstance(self.constrained, bool):
+            raise RequestError(f"constrained must be True or False, got {self.constrained!r}", param="constrained")
+        if errors not in ("text", "raise"):
+            raise RequestError(f"tool_errors must be 'text' or 'raise', got {errors!r}", param="tool_errors")
+        for name in self.sampling:
+            if name not in RUN_ARGUMENTS or name == "n":
+                raise RequestError(f"an agent takes gen's sampling arguments but n, and no {name}", param=name)
+        assert self.form  # raises for a format that is none
+
+    @functools.cached_property
+    def tools(self) -> ToolSet:
+        return tool_set(self.given_tools)
+
+    @functools.cached_property
+    def form(self) -> CallFormat:
+        return call_format(self.given_format)
+
+    @property
+    def has_early_tools(self) -> bool:
+        """Return whether calls may begin before their turn ends."""
+        return any(one.pure for one in self.tools.tools.values())
+
+
+def run_agent(state: AgentState, options: AgentOptions) -> AgentResult:
+    """Run an agent on the state, blocking."""
+    agent = _run(state, options, _BlockingCalls(state))
+    try:
+        agent.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("a blocking agent has nothing to await")
+
+
+async def run_agent_async(state: AgentState, options: AgentOptions) -> AgentResult:
+    """Run an agent on the state in an event loop."""
+    return await _run(state, options, _AsyncCalls(state))
+
+
+class _Waiting(Protocol):
+    """How an agent waits: blocking, so that nothing is ever suspended, or in the event loop `loop`."""
+
+    loop: AbstractEventLoop | None
+
+    async def answer(self, op: int) -> session.Done:
+        """Wait for the answer of an operation. Raises the state's error."""
+        ...
+
+    async def make(self, calls: Sequence[_MadeCall]) -> None:
+        """Make the calls at the same time, and supply each one's result as soon as it is there."""
+        ...
+
+    async def settle(self, cancelled: Sequence[Future[Any]]) -> None:
+        """Wait until cancelled calls have cleaned up."""
+        ...
+
+    async def is_true(self, condition: Callable[[Any], Any]) -> bool: ...
+
+
+async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> AgentResult:
+    _begin(state, options)
+    early = EarlyCalls(options.tools, options.form, waiting.loop)
+    try:
+        return await _take_turns(state, options, waiting, early)
+    finally:
+        await waiting.settle(early.end_turn())
+        early.close()
+
+
+async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waiting, early: EarlyCalls) -> AgentResult:
+    turn = _turn(state, options)
+    speculates = _speculates(state, options)
+    made: list[AgentCall] = []
+    before = [PROMPT]
+    answer = ""
+    for step in range(1, options.max_steps + 1):
+        for name, arguments in options.tools.patterns.predict(before) if speculates else ():
+            if options.tools.tools[name].speculate:
+                early.begin_predicted(name, arguments)
+        state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
+        op = len(state._log.operations) - 2
+        if turn.streamed:
+            early.watch(state._log, op)
+        done = await waiting.answer(op)
+        answer, found = read_calls(done.text, options.tools, options.form)
+        prepared = [call for call in found if isinstance(call, PreparedCall)]
+        if speculates:
+            options.tools.patterns.learn(before, [(call.tool.name, json.loads(call.key)) for call in prepared])
+        if not found:
+            return AgentResult(answer, step, tuple(made), "max_tokens" if was_cut_off(done) else "answer")
+        calls = _append_results(state, options, found, done, early)
+        cancelled = early.end_turn()
+        try:
+            await waiting.make(calls)
+            await waiting.settle(cancelled)
+        finally:
+            for call in calls:
+                call.give_up()
+        before = [call.to_record(one) for call, one in zip(calls, found, strict=True) if isinstance(one, PreparedCall)]
+        made += [call.to_result(step) for call in calls]
+        for call in calls:
+            if call.raises:
+                try:
+                    await waiting.answer(call.op)
+                except RamiformError as error:  # with the program's line
+                    raise error from call.outcome.cause
+        if options.until is not None and await waiting.is_true(options.until):
+            return AgentResult(answer, step, tuple(made), "until")
+    return AgentResult(answer, options.max_steps, tuple(made), "max_steps")
+
+
+@dataclass(frozen=True)
+class AgentCallback(ToolCallback):
+    """Callback that makes a call of an agent, or ends it if it runs already; its text is that of the Ask `op`."""
+
+    call: PreparedCall
+    op: int
+    early: EarlyCall | None
+    turn_ended: float  # by `time.perf_counter`
+
+    def __call__(self, done: session.Done) -> Any:
+        pending: Awaitable[None] | None
+        if self.early is None:
+            pending = begin_call(self.call, self.outcome)
+        else:
+            pending = self.early.finish(self.call, self.outcome, self.turn_ended)
+        return self._text() if pending is None else self._after(pending)
+
+
+@dataclass
+class _MadeCall:
+    """A call of a turn, and the Ask that its result answers."""
+
+    state: AgentState
+    op: int
+    call: Callable[[], Any] | None  # None: the text was no call, and the outcome is complete
+    outcome: ToolOutcome
+    on_error: OnError
+    is_supplied: bool = False
+
+    @property
+    def raises(self) -> bool:
+        return self.outcome.error is not None and self.on_error == "raise"
+
+    def begin(self) -> Any:
+        """Call the function; return None, or an awaitable that ends the call."""
+        if self.call is None:
+            return None
+        try:
+            pending = self.call()
+        except RequestError:
+            if self.outcome.error is None:  # not the tool's
+                raise
+            return None
+        return self._end(pending) if inspect.isawaitable(pending) else None
+
+    async def _end(self, pending: Any) -> None:
+        try:
+            await pending
+        except RequestError:
+            if self.outcome.error is None:
+                raise
+
+    def supply(self) -> None:
+        """Append the result to the state."""
+        if self.outcome.saved:
+            self.state._log.saved[self.op] = self.outcome.saved
+        error = ErrorInfo.of(self.outcome.to_error()) if self.raises else None
+        self._supply("" if error is not None else self.outcome.text, error)
+
+    def give_up(self) -> None:
+        """Fail the state if the call has no result, because the program was interrupted."""
+        if not self.is_supplied:
+            stopped = RequestError(f"the tool {self.outcome.name or ''} was interrupted", code="tool_failed")
+            self._supply("", ErrorInfo.of(stopped))
+
+    def to_result(self, step: int) -> AgentCall:
+        return AgentCall(step, *(getattr(self.outcome, field.name) for field in fields(AgentCall)[1:]))
+
+    def to_record(self, call: PreparedCall) -> CallRecord:
+        return CallRecord(call.tool.name, json.loads(call.key), self.outcome.text)
+
+    def _supply(self, text: str, error: ErrorInfo | None) -> None:
+        self.is_supplied = True
+        handle = self.state._handle
+        handle.execution.supply(session.Supply(state=handle.number, op=self.op, text=text, error=error))
+
+
+class _BlockingCalls:
+    """Waits by blocking, and makes calls in threads."""
+
+    loop: AbstractEventLoop | None = None
+
+    def __init__(self, state: AgentState) -> None:
+        self._state = state
+
+    async def answer(self, op: int) -> session.Done:
+        return self._state._log.wait_for(op)
+
+    async def make(self, calls: Sequence[_MadeCall]) -> None:
+        # Threads of their own: in a shared pool, agents that tools run would wait for one another.
+        pool = ThreadPoolExecutor(min(len(calls), MAX_THREADS), thread_name_prefix="ramiform-tool")
+        try:
+            running = [pool.submit(contextvars.copy_context().run, _make, call) for call in calls]
+            for one in running:
+                one.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def settle(self, cancelled: Sequence[Future[Any]]) -> None:
+        wait(cancelled)
+
+    async def is_true(self, condition: Callable[[Any], Any]) -> bool:
+        answer = condition(self._state)
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise RequestError("an async until needs `await s.agent_async(...)`", param="until")
+        return bool(answer)
+
+
+class _AsyncCalls:
+    """Waits in an event loop; functions that are not async run in threads, since they may block."""
+
+    def __init__(self, state: AgentState) -> None:
+        import asyncio
+
+        self.loop: AbstractEventLoop | None = asyncio.get_running_loop()
+        self._state = state
+
+    async def answer(self, op: int) -> session.Done:
+        await self._state._log.wait_answered_async(op + 1)
+        return self._state._log.wait_for(op)
+
+    async def make(self, calls: Sequence[_MadeCall]) -> None:
+        import asyncio
+
+        pool = ThreadPoolExecutor(min(len(calls), MAX_THREADS), thread_name_prefix="ramiform-tool")
+
+        async def make(call: _MadeCall) -> None:
+            loop = asyncio.get_running_loop()
+            pending = await loop.run_in_executor(pool, contextvars.copy_context().run, call.begin)
+            if pending is not None:
+                await pending
+            call.supply()
+
+        try:
+            await asyncio.gather(*map(make, calls))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def settle(self, cancelled: Sequence[Future[Any]]) -> None:
+        import asyncio
+
+        await asyncio.gather(*map(asyncio.wrap_future, cancelled), return_exceptions=True)
+
+    async def is_true(self, condition: Callable[[Any], Any]) -> bool:
+        answer = condition(self._state)
+        return bool(await answer if inspect.isawaitable(answer) else answer)
+
+
+def _make(call: _MadeCall) -> None:
+    if (pending := call.begin()) is not None:
+        import asyncio
+
+        asyncio.run(pending)
+    call.supply()
+
+
+def _begin(state: AgentState, options: AgentOptions) -> None:
+    """Offer the tools that the chat does not offer yet, and append the prompt."""
+    first = _first_message(state)
+    if first is None:
+        if options.prompt is None:
+            raise RequestError("the chat has no message yet: give the agent a prompt", param="prompt")
+        state._append(role("user", options.prompt, tools=options.tools.tools.values()).parts)
+        return
+    known = set() if first.tools is None else {one["function"]["name"] for one in json.loads(first.tools.schemas)}
+    if further := [one for name, one in options.tools.tools.items() if name not in known]:
+        state._append(role("system", described(ToolSet(further), options.form)).parts)
+    if options.prompt is not None:
+        state._append(role("user", options.prompt).parts)
+
+
+def _first_message(state: AgentState) -> session.RoleBegin | None:
+    for log, end in state._handle.segments():
+        for operation in log.operations[:end]:
+            if isinstance(operation, session.RoleBegin):
+                return operation
+    return None
+
+
+def _turn(state: AgentState, options: AgentOptions) -> GenExpr:
+    """Return the gen of a turn: free text, in which every call that is begun is valid."""
+    sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
+    if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
+        sampling["max_tokens"] = MAX_TOKENS
+    turn = gen(**sampling)
+    assert isinstance(turn, GenExpr)
+    tag = structural_tag(options.tools, options.form) if options.constrained else None
+    return replace(turn, structural_tag=tag, streamed=options.has_early_tools)
+
+
+def _speculates(state: AgentState, options: AgentOptions) -> bool:
+    """Return whether calls are predicted: not with a checkpoint, which may hold the results of what is called next."""
+    is_asked = any(one.speculate for one in options.tools.tools.values())
+    return is_asked and not state._handle.execution.has_checkpoint
+
+
+def _append_results(
+    state: AgentState,
+    options: AgentOptions,
+    found: Sequence[PreparedCall | InvalidCall],
+    done: session.Done,
+    early: EarlyCalls,
+) -> list[_MadeCall]:
+    """Append a message for the result of each call, which is still to come."""
+    calls = []
+    handle = state._handle
+    turn_ended = state._log.answered_at[done.op]
+    for index, call in enumerate(found):
+        outcome = ToolOutcome()
+        make: Callable[[], Any] | None = None
+        operations: list[session.Operation] = [session.RoleBegin(options.result_role), session.Ask(), session.RoleEnd()]
+        op = handle.append(operations) + 1
+        if isinstance(call, InvalidCall):
+            refuse(outcome, call.text, call.reason, cut_off=was_cut_off(done) and index == len(found) - 1)
+        else:
+            outcome.name, outcome.arguments = call.tool.name, call.arguments
+            taken = early.take(call)
+            callback = AgentCallback(
+                options.tools, options.on_error, "{result}", outcome, call, op, early=taken, turn_ended=turn_ended
+            )
+            make = functools.partial(handle.execution.kept_callback(handle.number, callback), done)
+        state._log.labels[op] = outcome.label
+        calls.append(_MadeCall(state, op, make, outcome, options.on_error))
+    return calls

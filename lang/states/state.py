@@ -1,0 +1,367 @@
+"""The state of a program, `s`, and the branches of its forks. Appending never waits; reading waits for its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...runtime.protocol import session
+from ...runtime.protocol.errors import RequestError, did_you_mean
+from ..expressions.callbacks import ask_when_answered, check_attempts
+from ..expressions.expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
+from ..expressions.format_marks import refuse_marks
+from ..expressions.lowering import Defaults, checked_lora, lower
+from ..expressions.primitives import gen, questions_of, role
+from ..expressions.symbols import known
+from ..operations.operation_log import OperationLog
+from ..operations.source_location import program_location
+from ..operations.state_handle import StateHandle
+from ..tools.declaration import AnyTool
+from ..tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
+from .readable_state import ReadableState
+from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
+
+if TYPE_CHECKING:
+    from ..tools.call_format import CallFormat
+    from .agent import AgentResult
+
+
+class ForkGroup:
+    """The branches of a fork: `group[i]` is one, `group += x` appends to all, `join` brings results to the source.
+
+    A branch that is neither read nor joined is aborted once it is garbage-collected, and its errors are ignored.
+    """
+
+    def __init__(self, source: ProgramState, branches: Sequence[ProgramState]) -> None:
+        self._source = source
+        self._branches = list(branches)
+        self._inherited = [branch._reader.snapshot() for branch in branches]
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self._branches[index]
+
+    def __setitem__(self, index: int, value: ProgramState) -> None:
+        # `group[i] += x` appends to the branch and then assigns it to its own place.
+        if value is not self._branches[index]:
+            raise RequestError("a branch cannot be replaced; append to it with group[i] += ...", param="index")
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self._branches)
+
+    def __iadd__(self, other: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]) -> ForkGroup:
+        """Append a string or expression to every branch, or each branch's own from a sequence or function of its index.
+
+        Raises RequestError for other values, and for a sequence of another length than the group.
+        """
+        own: list[Any]
+        if isinstance(other, Expr | str):
+            own = [other] * len(self)
+        elif callable(other):
+            own = [other(index) for index in range(len(self))]
+        elif isinstance(other, list | tuple):
+            own = list(other)
+        else:
+            raise RequestError(f"cannot append {other!r} to a group of branches")
+        if len(own) != len(self):
+            raise RequestError(f"{len(own)} expressions for {len(self)} branches")
+        for branch, expr in zip(self._branches, own, strict=True):
+            branch += expr
+        return self
+
+    def _repr_html_(self) -> str:
+        """Show the branches so far side by side in a notebook. Never waits and never raises."""
+        from ..tracing.notebook import group_html
+
+        return group_html([branch._handle for branch in self._branches])
+
+    def join(self, mode: Literal["gather_variable", "concate_and_append"] = "gather_variable") -> None:
+        """Bring the branches' results into the source state, without waiting.
+
+        "gather_variable": each variable that the branches added becomes, in the source, the list of its values in the
+        branches' order. "concate_and_append": the text that each branch appended is appended to the source, in order.
+        """
+        match mode:
+            case "gather_variable":
+                for name, variables in self._added().items():
+                    self._source._reader.define(name, GatheredVariable(tuple(variables)))
+                log = self._source._log  # told for plans and traces, since gathering variables sends no operation
+                log.joins.append((len(log.operations), tuple(one._log for one in self._branches), program_location()))
+            case "concate_and_append":
+                self._source._concatenate(self._branches)
+            case _:
+                raise RequestError(
+                    f"mode must be 'gather_variable' or 'concate_and_append', got {mode!r}"
+                    f"{did_you_mean(mode, ('gather_variable', 'concate_and_append'))}",
+                    param="mode",
+                )
+
+    def _added(self) -> dict[str, list[Variable]]:
+        """Return the branches' new variables by name; a variable of an earlier join is new if it was set again."""
+        added: dict[str, list[Variable]] = {}
+        for branch, inherited in zip(self._branches, self._inherited, strict=True):
+            for name, variable in branch._reader.snapshot().items():
+                before = inherited.get(name)
+                if before is None or (isinstance(before, GatheredVariable) and before is not variable):
+                    added.setdefault(name, []).append(variable)
+        return added
+
+
+@dataclass(frozen=True)
+class StateMark:
+    """A point of a state to which `rollback` returns: its text, variables and open message."""
+
+    log: OperationLog
+    operation: int
+    variables: dict[str, Variable]
+    open_role: str | None
+
+
+class ProgramState(ReadableState):
+    """A growing text with variables, held by the runtime as tokens.
+
+    `s += x` appends a string or an expression, `s["v"]` reads a variable. A failed operation raises RamiformError,
+    with the program's line, where something that depends on it is read or appended. Earlier answers stay readable.
+    """
+
+    def __init__(
+        self,
+        handle: StateHandle,
+        *,
+        defaults: Defaults,
+        stream: bool = False,
+        variables: dict[str, Variable] | None = None,
+        open_role: str | None = None,
+    ) -> None:
+        super().__init__(handle, {} if variables is None else variables)
+        self._defaults = defaults
+        self._stream = stream
+        self._open_role = open_role
+        self._inherited = self._reader.snapshot()
+        self._concatenated: list[StateHandle] = []  # joined states, held until they are appended
+
+    # Appending
+
+    def __iadd__(self, other: Expr | str) -> ProgramState:
+        self._append(parts_of(other))
+        return self
+
+    def system(
+        self, expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None
+    ) -> AbstractContextManager[None]:
+        """Append a system message: `s.system(x)`, or `with s.system(): ...` for one in parts.
+
+        As the first message of a chat it may offer `tools`.
+        """
+        return self._message("system", expr, tools)
+
+    def user(
+        self, expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None
+    ) -> AbstractContextManager[None]:
+        """Append a user message, as `system` does."""
+        return self._message("user", expr, tools)
+
+    def assistant(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
+        """Append an assistant message, as `system` does."""
+        return self._message("assistant", expr)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Make the text appended inside the block the variable `name`."""
+        first = len(self._log.operations)
+        yield
+        self._reader.define(name, ScopeVariable(self._handle, first, len(self._log.operations)))
+
+    def tool(
+        self, name: str | None = None, tools: Sequence[AnyTool] = (), *, errors: OnError = "text", **options: Any
+    ) -> None:
+        """Append `gen(name, tools=tools)`: the model calls one of the functions; its result is the variable."""
+        self._append(parts_of(gen(name, tools=tools, tool_errors=errors, **options)))
+
+    def agent(
+        self,
+        tools: Sequence[AnyTool],
+        prompt: Expr | str | None = None,
+        *,
+        max_steps: int = 10,
+        until: Callable[[ProgramState], Any] | None = None,
+        tool_errors: OnError = "text",
+        call_format: str | CallFormat = "hermes",
+        result_role: str = "tool",
+        constrained: bool = True,
+        **sampling: Any,
+    ) -> AgentResult:
+        """Let the model answer in turns of text and tool calls, until it answers without a call; wait for the end.
+
+        `prompt` is a user's message, appended first. The calls of a turn run at the same time. Their results are
+        appended in order, as messages of `result_role`. `until(s)` is asked after each turn with calls. The result's
+        `finished` is False where `max_steps` turns or `max_tokens` ended it. Without `constrained` nothing holds the
+        model to valid calls. Raises RequestError for invalid options.
+        """
+        from .agent import AgentOptions, run_agent
+
+        options = AgentOptions(
+            tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
+        )
+        return run_agent(self, options)
+
+    async def agent_async(
+        self,
+        tools: Sequence[AnyTool],
+        prompt: Expr | str | None = None,
+        *,
+        max_steps: int = 10,
+        until: Callable[[ProgramState], Any] | None = None,
+        tool_errors: OnError = "text",
+        call_format: str | CallFormat = "hermes",
+        result_role: str = "tool",
+        constrained: bool = True,
+        **sampling: Any,
+    ) -> AgentResult:
+        """Do as `agent` does, in an event loop. `until` may be async."""
+        from .agent import AgentOptions, run_agent_async
+
+        options = AgentOptions(
+            tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
+        )
+        return await run_agent_async(self, options)
+
+    def decide(self, **questions: Any) -> None:
+        """Ask questions about the state's text and append nothing.
+
+        `s.decide(urgent="Is it urgent?", team=pick(...), anger=rate(...))` makes each name a variable, whose value is
+        the answer with its probabilities. A type stands for a pick of its values: `team=Team` with an Enum, a Literal
+        or bool, whose question is in `Annotated[Team, "Which team?"]` or its docstring. Answers depend neither on each
+        other nor on their order. The run's `lora` answers them. Raises RequestError naming an invalid question.
+        """
+        asked = questions_of(questions)
+        with self._log.changed:
+            operation = self._handle.append(
+                [session.Decide(tuple(question for question, _ in asked), checked_lora(self._defaults.get("lora")))],
+                {0: ", ".join(questions)},
+            )
+            for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True)):
+                self._reader.define(name, DecisionVariable(self._handle, operation, index, values))
+
+    # Branching
+
+    def fork(self, size: int = 1) -> ForkGroup:
+        """Return `size` states that begin with this one's text and variables, and run at the same time."""
+        if not isinstance(known(size), int) or size < 1:
+            raise RequestError(f"fork needs a positive number of branches, got {size!r}", param="size")
+        with self._log.changed:
+            children = [
+                ProgramState(
+                    handle,
+                    defaults=self._defaults,
+                    stream=self._stream,
+                    variables=self._reader.snapshot(),
+                    open_role=self._open_role,
+                )
+                for handle in self._handle.fork(size)
+            ]
+        return ForkGroup(self, children)
+
+    @contextmanager
+    def copy(self) -> Iterator[ProgramState]:
+        """Fork one branch, `with s.copy() as c`, and join it at the end of the block."""
+        group = self.fork(1)
+        yield group[0]
+        group.join()
+
+    def adopt(self, branch: ProgramState) -> None:
+        """Append the text that a branch of this state has appended, and take its new variables; without waiting.
+
+        Raises RequestError for a state that is no branch of this one.
+        """
+        if branch._handle.parent is not self._handle:
+            raise RequestError("only a branch that this state has forked can be adopted", param="branch")
+        with self._log.changed:
+            self._concatenate([branch])
+            for name, variable in branch._reader.snapshot().items():
+                if branch._inherited.get(name) is not variable:
+                    self._reader.define(name, variable)
+
+    # Going back
+
+    def mark(self) -> StateMark:
+        """Return a mark of this point, to which `rollback` returns; without waiting."""
+        with self._log.changed:
+            operation = self._handle.append([session.Mark()])
+            return StateMark(self._log, operation, self._reader.snapshot(), self._open_role)
+
+    def rollback(self, mark: StateMark) -> None:
+        """Return to the text, variables and open message at the mark, without waiting.
+
+        What has been appended since is aborted unless it is done, or branches need it. The error of a failed operation
+        since then is removed. The mark can be used again; later ones cannot. Raises RequestError for a mark of another
+        state, and for one that a rollback has removed.
+        """
+        if not isinstance(mark, StateMark):
+            raise RequestError(f"rollback takes what s.mark() returned, got {mark!r}", param="mark")
+        with self._log.changed:
+            if mark.log is not self._log:
+                raise RequestError("a state can return to marks of its own, not of another state", param="mark")
+            if self._log.is_removed(mark.operation):
+                place = self._log.locations[mark.operation]
+                raise RequestError(f"the mark made at {place} has been removed by a rollback", param="mark")
+            self._handle.roll_back(mark.operation)
+            self._open_role = mark.open_role
+            self._reader.restore(mark.variables)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable to a value of the program's own. Raises RequestError for a string with an expression in it."""
+        refuse_marks(name, value, depth=0)
+        self._reader.define(name, AssignedVariable(value))
+
+    # Used by the other modules of the language
+
+    def _concatenate(self, children: Sequence[ProgramState]) -> None:
+        handles = [child._handle for child in children]
+        self._concatenated += handles
+        self._handle.concatenate(handles)
+
+    def _append(self, parts: Sequence[Expr]) -> None:
+        if not parts:
+            return
+        with self._log.changed:
+            lowered = lower(parts, self._defaults, self._stream, self._open_role)
+            names: dict[int, str] = {}
+            for one in lowered.bindings:
+                beside = f"{names[one.index]}, " if one.captured and one.index in names else ""
+                names[one.index] = beside + one.name
+            first = self._handle.append(lowered.operations, names)
+            self._open_role = lowered.open_role
+            for index, attempts in lowered.checks:
+                *older, (own, _) = self._handle.segments()
+                attempts.before = [*older, (own, first + index)]
+                execution = self._handle.execution
+                check_attempts(execution, self._handle.number, self._log, first + index, attempts)
+            for binding in lowered.bindings:
+                self._reader.define(binding.name, variable_of(binding, self._handle, first, program_location()))
+        for index, callback in lowered.callbacks:
+            handle = self._handle
+            if isinstance(callback, ToolCallback):
+                self._log.labels[first + index + 1] = callback.outcome.label
+            ask_when_answered(handle.execution, handle.number, self._log, first + index, callback)
+
+    def _message(
+        self, name: str, expr: Expr | str | None, tools: Iterable[AnyTool] | None = None
+    ) -> AbstractContextManager[None]:
+        if expr is None:
+            return self._open_message(name, None if tools is None else tool_set(tools))
+        self._append(role(name, expr, tools=tools).parts)
+        return nullcontext()
+
+    @contextmanager
+    def _open_message(self, name: str, tools: ToolSet | None) -> Iterator[None]:
+        self._append([RoleBeginExpr(name, tools)])
+        yield
+        self._append([RoleEndExpr(name)])
