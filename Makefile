@@ -111,7 +111,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench  ## throughput and latency on the model that ships; MODEL=path for another
 	$(BIN)/python -P bench/offline.py $(MODEL)
-	$(BIN)/python -P bench/serving.py $(MODEL)
+	$(BIN)/python -P bench/load.py $(MODEL)
 
 demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (hours on a CPU), and judge it
 	$(BIN)/python -P examples/demo_model/train.py --out runtime/shipped_model

@@ -38,8 +38,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ramiform.bench.harness import Json, percentile, table, write_json
-from ramiform.bench.prefix_reuse import AMPLE, quarter_of
-from ramiform.bench.simulation import STEP_SECONDS, TOKEN_SECONDS, NoGrammars, simulate
+from ramiform.bench.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, NoGrammars, quarter_of, simulate
 from ramiform.bench.simulation import VOCABULARY as TOKENS
 from ramiform.bench.workloads import make_workloads
 from ramiform.radix.cache import PrefixCache

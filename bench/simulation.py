@@ -24,6 +24,7 @@ from .programs import Asked, Event, Run, States, Workload, play_all
 
 VOCABULARY = VocabularyInfo(32768, [b" word"] * 32768, frozenset())
 STEP_SECONDS, TOKEN_SECONDS = 2e-3, 1e-4
+AMPLE = 1 << 16  # pages
 
 
 class NoGrammars:
@@ -168,6 +169,12 @@ def simulate(workload: Workload, config: CoreConfig, num_pages: int) -> Simulate
     """Play a workload in a cache of `num_pages` pages."""
     simulation = Simulation(config, PrefixCache(num_pages, strategy=config.eviction))
     return Simulated(simulation.run(workload), simulation.events, simulation.peak_pages, simulation.job_times)
+
+
+def quarter_of(ample: Simulated) -> int:
+    """Return a quarter of the pages that a run with memory for everything used."""
+    longest = max(len(request.computed) for request in ample.run.requests)
+    return max(ample.peak_pages // 4, 2 * -(-longest // 16))  # or nothing could run beside the longest
 
 
 def make_believe(plan: ForwardPlan) -> ForwardResult:
