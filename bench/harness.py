@@ -96,7 +96,8 @@ def write_json(figures: Any, output: Path | None) -> None:
 def command() -> str:
     """Return the command line of this run, without the folders of its files."""
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    return f"`python -P bench/{Path(sys.argv[0]).name} {' '.join(words)}`"
+    script = Path(sys.argv[0]).resolve().relative_to(Path(__file__).parents[1].resolve())
+    return f"`python -P {script} {' '.join(words)}`"
 
 
 def numbers(text: str) -> list[int]:

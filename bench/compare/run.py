@@ -218,7 +218,7 @@ def main(
         name: str(folder.absolute() / "bin/python") for name, folder in folders.items() if folder is not None
     }
     versions = "\n".join(f"- {name}: {version(python, name)}" for name, python in pythons.items())
-    parts = [command().replace("bench/", "bench/compare/"), versions]
+    parts = [command(), versions]
     with serving() as url:
         for program in (name for name in RIGHT if only in name):
             rows = []

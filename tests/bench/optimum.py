@@ -9,7 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ramiform.bench.programs import Asked, Event
+from ramiform.bench.scheduling.programs import Asked, Event
 
 NEVER = 1 << 62
 

@@ -48,7 +48,7 @@ def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) ->
 @pytest.mark.exhaustive
 def test_overlap_compares_steps_ahead_with_steps_in_turn(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["--batches", "1,3", "--repeat", "1", "--step-ms", "0.1", "--out", str(tmp_path / "figures.md")]
-    run("overlap.py", str(checkpoint), *arguments)
+    run("gpu/overlap.py", str(checkpoint), *arguments)
     lines = (tmp_path / "figures.md").read_text().splitlines()
     assert len([line for line in lines if line.startswith("| JSON Schema | ")]) == 2
 
@@ -56,7 +56,7 @@ def test_overlap_compares_steps_ahead_with_steps_in_turn(checkpoint: Path, tmp_p
 @pytest.mark.exhaustive
 def test_load_starts_a_server_and_measures_it(checkpoint: Path, tmp_path: Path) -> None:
     load = ["--requests", "4", "--prompt-tokens", "40", "--output-tokens", "5", "--concurrency", "2"]
-    run("load.py", str(checkpoint), *load, "--route", "completions", "--out", str(tmp_path / "figures.json"))
+    run("serving/load.py", str(checkpoint), *load, "--route", "completions", "--out", str(tmp_path / "figures.json"))
     [summary] = json.loads((tmp_path / "figures.json").read_text())["rounds"]
     assert summary["num_done"] == 4
 
@@ -64,7 +64,7 @@ def test_load_starts_a_server_and_measures_it(checkpoint: Path, tmp_path: Path) 
 @pytest.mark.exhaustive
 def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["--small", "--rounds", "1", "--only", "single", "--out", str(tmp_path / "report.md")]
-    run("peers.py", "--checkpoint", str(checkpoint), *arguments)
+    run("peers/compare.py", "--checkpoint", str(checkpoint), *arguments)
     report = (tmp_path / "report.md").read_text()
     assert report.count("| single stream |") == 2  # its speed, its processor time
     assert "ramiform serve" in report
@@ -74,7 +74,7 @@ def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp
 def test_vocabulary_measures_each_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "figures.md"
     arguments = ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--engines", "native,outlines", "--repeat", "1"]
-    run("vocabulary.py", *arguments, "--out", str(out))
+    run("grammar/vocabulary.py", *arguments, "--out", str(out))
     rows = [line.split("|") for line in out.read_text().splitlines() if line.startswith(("| native ", "| outlines "))]
     assert len(rows) == 2
     for row in rows:
@@ -84,7 +84,7 @@ def test_vocabulary_measures_each_engine_in_a_process_of_its_own(tmp_path: Path)
 @pytest.mark.exhaustive
 def test_families_are_compared_with_transformers(tmp_path: Path) -> None:
     options = ["--only", "olmo2", "--hidden", "32", "--layers", "1", "--repeat", "1"]
-    report = run("model_impl.py", *options, "--out", str(tmp_path / "report.md"))
+    report = run("families.py", *options, "--out", str(tmp_path / "report.md"))
     assert "| Olmo2 | " in report
     assert (tmp_path / "report.md").read_text().strip() in report
 
@@ -92,7 +92,19 @@ def test_families_are_compared_with_transformers(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_hostile_connections_are_of_all_kinds(tmp_path: Path) -> None:
     out = tmp_path / "hostile.md"
-    run("hostile.py", "--connections", "120", "--seconds", "3", "--opening", "1", "--rounds", "1", "--out", str(out))
+    run(
+        "serving/hostile.py",
+        "--connections",
+        "120",
+        "--seconds",
+        "3",
+        "--opening",
+        "1",
+        "--rounds",
+        "1",
+        "--out",
+        str(out),
+    )
     said = out.read_text()
     assert "TTFT, new connection p99" in said
     assert "Failed requests of the other clients: none" in said

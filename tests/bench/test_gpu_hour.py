@@ -21,7 +21,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
     """The lines of each section after a dry run."""
     out = tmp_path_factory.mktemp("gpu_hour")
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(out), "SITE": str(out / "site")}
-    command = ["bash", str(ROOT / "bench" / "gpu_hour.sh"), "--dry-run"]
+    command = ["bash", str(ROOT / "bench/gpu/hour.sh"), "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.bench.programs import Asked, Event, Workload
-from ramiform.bench.simulation import simulate
-from ramiform.bench.workloads import make_workloads
+from ramiform.bench.scheduling.programs import Asked, Event, Workload
+from ramiform.bench.scheduling.simulation import simulate
+from ramiform.bench.scheduling.workloads import make_workloads
 from ramiform.runtime.protocol.config import CoreConfig
 
 from .optimum import bounded_hits, optimal_hits

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("psutil")  # of the extra `bench`
 
-from ramiform.bench import soak
+from ramiform.bench.serving import soak
 
 
 def test_the_slope_is_that_of_the_last_hour() -> None:

@@ -1,0 +1,89 @@
+"""Grammar engines side by side: MaskBench's schemas and instances on the native engine, llguidance, xgrammar, outlines.
+
+    python -P bench/grammar/compare.py FOLDER [--tokenizer FILE] [--engines native,llguidance,xgrammar,xgrammar-any]
+    python -P bench/grammar/compare.py FOLDER --engines native --quick --list-failures
+
+For every schema and engine: whether it compiles, and why not; CPU time to the first mask; every valid instance token by
+token to an end, every invalid one refused somewhere; CPU time of each mask and step, one thread. Engines take turns
+schema by schema in one process, so that ratios hold on a machine with neighbours. A schema passes when it compiles and
+all its instances are judged rightly.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ramiform.bench.grammar.cases import Whitespace, load_cases
+from ramiform.bench.grammar.engines import KINDS
+from ramiform.bench.grammar.measure import Options, Result
+from ramiform.bench.grammar.pool import Setup, measure
+from ramiform.bench.grammar.report import failures_text, plot, report, slowest
+from ramiform.bench.grammar.tokens import find_tokenizer
+from ramiform.bench.harness import TEKKEN, CasesFolder, Only, Sample, TokenizerFile, command
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def main(
+    folder: CasesFolder,
+    tokenizer: TokenizerFile = TEKKEN,
+    engines: Annotated[str, typer.Option(help=f"of {', '.join(KINDS)}")] = "native,llguidance,xgrammar,xgrammar-any",
+    whitespace: Annotated[Literal["any", "compact"], typer.Option(help="of instances, and what engines allow")] = "any",
+    sample: Sample = None,
+    seed: Annotated[int, typer.Option()] = 0,
+    only: Only = "",
+    jobs: Annotated[int, typer.Option(help="processes; for figures of time: 1")] = 1,
+    limit: Annotated[float, typer.Option(help="seconds for one schema and engine")] = 20.0,
+    memory: Annotated[int, typer.Option(help="GiB of address space for a process")] = 16,
+    quick: Annotated[bool, typer.Option("--quick", help="steps only, no masks")] = False,
+    forced: Annotated[bool, typer.Option("--forced", help="count forced tokens too")] = False,
+    list_failures: Annotated[bool, typer.Option("--list-failures", help="each with its first instance")] = False,
+    worst: Annotated[int, typer.Option("--slowest", help="list so many of the schemas that cost most")] = 0,
+    name: Annotated[str | None, typer.Option(help="write bench/results/grammar_NAME.md")] = None,
+) -> None:
+    names = engines.split(",")
+    for engine in names:
+        if engine not in KINDS:
+            raise typer.BadParameter(f"there is no engine {engine!r}; there are {', '.join(KINDS)}")
+    cases = load_cases(folder, only, sample, seed)
+    if not cases:
+        raise typer.BadParameter(f"no *.json with {only!r} in its name in {folder}")
+    path = find_tokenizer(tokenizer)
+    setting: Whitespace = whitespace
+    options = Options(whitespace=setting, masks=not quick, forced=forced)
+    setup = Setup(str(path), names, options, limit, memory)
+    results: list[Result] = []
+    start, shown = time.monotonic(), 0.0
+    for result in measure(cases, setup, jobs):
+        results.append(result)
+        if sys.stderr.isatty() and time.monotonic() - shown > 1:
+            shown = time.monotonic()
+            print(f"\r{len(results)} of {len(cases) * len(names)}", end="", file=sys.stderr)
+    heading = [
+        command(),
+        f"{len(cases)} schemas, {sum(len(case.instances) for case in cases)} instances, whitespace {whitespace!r}, "
+        f"{path.name}, {jobs} process{'es' if jobs > 1 else ''}, {time.monotonic() - start:.0f} s",
+        ", ".join(dict.fromkeys(KINDS[engine].version for engine in names)) + f", Python {platform.python_version()}",
+    ]
+    by_engine = {engine: [result for result in results if result.engine == engine] for engine in names}
+    text = report(heading, by_engine)
+    print(text)
+    if worst:
+        print(slowest(results, worst))
+    if list_failures:
+        print(failures_text({case.name: case for case in cases}, results))
+    if name is not None:
+        RESULTS.mkdir(exist_ok=True)
+        if not quick and plot(by_engine, RESULTS / f"grammar_{name}.png"):
+            text += f"\n\n![CPU time by percentile](grammar_{name}.png)"
+        (RESULTS / f"grammar_{name}.md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
