@@ -120,7 +120,7 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 gpu-check: $(VENV)/.loops  ## on a CUDA device: the tests that need one, the kernels against their meaning, their speed
 	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels tests/parallel
 	$(BIN)/pytest --rootdir=tests $(PYTEST_ARGS) tests/kernels/triton tests/engine/triton
-	$(BIN)/python -P bench/kernels/triton.py --out bench/results/kernels_gpu.md
+	$(BIN)/python -P bench/gpu/hour.py B --out build/gpu_hour
 	$(BIN)/python -P bench/gpu/overlap.py --device cuda --out bench/results/overlap_gpu.md
 
 clean:

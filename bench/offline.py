@@ -21,7 +21,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ramiform.bench.harness import Json, Model, Repeat, interleaved, table, write_json
+from ramiform.bench.harness import Json, Model, Repeat, interleaved, report, table
 from ramiform.bench.in_process import play
 from ramiform.bench.random_models import qwen2_shaped
 from ramiform.runtime.core.main import LoadedCore, load_core
@@ -134,9 +134,8 @@ def main(
                 "ratio": other / mine,
             }
         )
-    print(f"{info.name}, {info.num_parameters / 1e6:.1f}M, {info.dtype} on {info.device}, torch {torch.__version__}\n")
-    print(table(rows))
-    write_json({"info": msgspec.to_builtins(info), "repeat": repeat, "threads": threads, "rows": rows}, output)
+    said = f"{info.name}, {info.num_parameters / 1e6:.1f}M, {info.dtype} on {info.device}, {threads} threads"
+    report("Throughput without sockets", said, table(rows), output=output, info=msgspec.to_builtins(info), rows=rows)
 
 
 if __name__ == "__main__":

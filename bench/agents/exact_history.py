@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ramiform.bench.harness import Json, table, write_json
+from ramiform.bench.harness import Json, report, table
 from ramiform.runtime.frontend.chat.exact_history import ExactHistory
 from ramiform.runtime.frontend.chat.renderer import MessageRenderer
 from ramiform.runtime.frontend.text.encoding import Encoder
@@ -72,8 +72,7 @@ def main(
     output: Json = None,
 ) -> None:
     rows = [asyncio.run(measure(tokens, turn, remembers=remembers)) for remembers in (False, True)]
-    print(table(rows))
-    write_json({"tokens": tokens, "turn": turn, "rows": rows}, output)
+    report("Encoding a chat turn on a long history", table(rows), output=output, tokens=tokens, turn=turn, rows=rows)
 
 
 if __name__ == "__main__":

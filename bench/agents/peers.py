@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from ramiform import RuntimeEndpoint
 from ramiform.bench.agents import programs
 from ramiform.bench.agents.programs import AGENTS, Agent, Made, Task
-from ramiform.bench.harness import Out, command, median_ratio, numbers, table, write
+from ramiform.bench.harness import Out, median_ratio, numbers, report, table
 from ramiform.bench.peers import engines
 from ramiform.bench.peers.checkpoint import make_checkpoint
 from ramiform.bench.peers.limits import Work, measure_machine
@@ -245,16 +245,15 @@ def main(
                     times.append(row(case, done, common, bound if sequences else None))
                     costs.append(cost_row(case, done))
         parts = [
-            f"# Agents' programs: {'0.5B random weights' if half_billion else 'the model that ships'}, {dtype}, "
+            f"Agents' programs: {'0.5B random weights' if half_billion else 'the model that ships'}, {dtype}, "
             f"medians of {rounds}",
-            command(),
             table(times),
             str(machine) + ".",
             "Processor milliseconds a generated token, of the server and of the client:",
             table(costs),
             "\n".join(f"- {launch.name} {launch.version}: `{launch.flags}`" for launch in launches),
         ]
-    write("\n\n".join(parts), out)
+    report(*parts, out=out)
 
 
 if __name__ == "__main__":

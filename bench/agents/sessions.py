@@ -38,7 +38,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ramiform.bench.harness import Json, percentile, table, write_json
+from ramiform.bench.harness import Json, percentile, report, table
 from ramiform.bench.scheduling.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, NoGrammars, quarter_of, simulate
 from ramiform.bench.scheduling.simulation import VOCABULARY as TOKENS
 from ramiform.bench.scheduling.workloads import make_workloads
@@ -425,12 +425,8 @@ def main(
                     "bench s": time.process_time() - began,
                 }
             )
-    print(table(rows))
-    result = {"live": live, "host_pool": host_pool, "hints": hints, "seed": seed, "slow": slow, "rows": rows}
-    if ablate:
-        result["workloads"] = play_workloads(size, seed)
-        print(table(result["workloads"]))
-    write_json(result, output)
+    workloads = play_workloads(size, seed) if ablate else []
+    report("Recorded sessions", *(table(part) for part in (rows, workloads) if part), output=output, rows=rows)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from ramiform.bench.agents import programs
 from ramiform.bench.agents.peers import Side, chosen, in_language, measure
 from ramiform.bench.agents.programs import Agent
-from ramiform.bench.harness import Model, Out, command, numbers, table, write
+from ramiform.bench.harness import Model, Out, numbers, report, table
 from ramiform.bench.peers import engines
 from ramiform.bench.peers.limits import Machine, Work, measure_machine, third_cache_bytes
 from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core, start_collections
@@ -290,7 +290,7 @@ def main(
     cases = [[step for step in every if one.began <= step.began and step.ended <= one.ended] for one in done.values()]
     machine, cache = measure_machine(torch_dtype), third_cache_bytes()
     replayed = replay_apart(replay_config(header), cases, replays)
-    parts = [f"# Steps of agents' programs: {dtype}, the median of {rounds} rounds", command(), f"{machine}."]
+    parts = [f"Steps of agents' programs: {dtype}, the median of {rounds} rounds", f"{machine}."]
     wholes = []
     for (name, one), steps, again in zip(done.items(), cases, replayed, strict=True):
         costs = [cost_of(*pair, work, machine, cache) for pair in zip(steps, again.seconds, strict=True)]
@@ -303,7 +303,7 @@ def main(
     for launch in launches:
         words = [Path(word).name if word.startswith("/") else word for word in launch.command]
         parts.append(f"- ramiform {launch.version}: `{' '.join(words)}`")
-    write("\n\n".join(parts), out)
+    report(*parts, out=out)
 
 
 if __name__ == "__main__":

@@ -258,12 +258,7 @@ def profiled_kernels(hour: Hour) -> Measurement:
 
 SECTIONS: dict[str, list[tuple[str, Callable[[Hour], Measurement]]]] = {
     "A": [("facts", facts), ("compilations", compilations), ("correctness", correctness)],
-    "B": [
-        ("decode attention", kernels.decode_attention),
-        ("chunk attention", kernels.chunk_attention),
-        ("experts", kernels.experts),
-        ("sampling", kernels.sampling),
-    ],
+    "B": [(measure.__name__.replace("_", " "), measure) for measure in kernels.ALL],
     "C": [
         ("decode", lambda hour: decode_steps(hour, "Llama-3-8B", (1, 8, 32, 64, 128), ways=(True, False))),
         ("prefill", lambda hour: prefill(hour, "Llama-3-8B", (128, 512, 1024, 2048, 4096))),

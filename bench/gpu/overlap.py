@@ -12,7 +12,6 @@ the processor's for this thread, so that others on the machine do not count, and
 from __future__ import annotations
 
 import json
-import platform
 import random
 import statistics
 import time
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 import typer
 
-from ramiform.bench.harness import Batches, Model, Out, Repeat, interleaved, median_ratio, numbers, table, write
+from ramiform.bench.harness import Batches, Model, Out, Repeat, interleaved, median_ratio, numbers, report, table
 from ramiform.runtime.core.main import load_core
 from ramiform.runtime.core.pipeline import Pipeline, StepLauncher
 from ramiform.runtime.protocol.config import CoreConfig
@@ -248,11 +247,8 @@ def main(
     else:
         what = torch.cuda.get_device_name()
         rows = [{key: value for key, value in row.items() if not key.startswith("device idle")} for row in rows]
-    report = (
-        f"{bench.info.name}, {what}; {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, medians of {repeat}.\n"
-        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}\n\n{table(rows)}\n"
-    )
-    write(report, out)
+    said = f"{bench.info.name}, {what}; {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, medians of {repeat}."
+    report("One plan in flight", said, table(rows), out=out)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from ramiform.bench.gpu.mocked_driver import (
     launches_of,
     mocked_engine,
 )
-from ramiform.bench.harness import Out, command, table, write
+from ramiform.bench.harness import Out, report, table
 from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.planner.devices import DEVICES, DeviceSpec
@@ -92,18 +92,14 @@ def main(
         for name, config in ((name, config_of(name, **small)) for name in ("Llama-3-8B", "Qwen3-30B-A3B"))
         for batch in ((1, 4) if tiny else (1, 32, 128))
     ]
-    text = f"""# Estimated: decode steps on one {device}, from bytes, launches and the mocked driver
-
-{command()}: no device ran anything. Rows have {KEYS:,} keys in bf16. Weights are read at {REACHED:.0%} of the data
+    said = f"""No device ran anything. Rows have {KEYS:,} keys in bf16. Weights are read at {REACHED:.0%} of the data
 sheet's bandwidth and keys at {ATTENTION_REACHED:.0%}; products run at 70 % of its rate; {GRAPH_GAP * 1e6:.0f} us pass
 between two kernels of a graph. These four are assumptions for `bench/gpu/hour.sh` to replace. The host's milliseconds
 are the least CPU time of one process on this machine: filling the graph's inputs, launching, sampling with top-p and
 reading tokens; the scheduler's work is not in them (bench/gpu/overlap.py). Where they are fewer than the step's, they
-are hidden behind the step before.
-
-{table(rows)}
-"""
-    write(text, out)
+are hidden behind the step before."""
+    title = f"Estimated: decode steps on one {device}, from bytes, launches and the mocked driver"
+    report(title, said, table(rows), out=out)
 
 
 if __name__ == "__main__":

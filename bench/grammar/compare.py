@@ -11,10 +11,8 @@ all its instances are judged rightly.
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -23,11 +21,9 @@ from ramiform.bench.grammar.cases import Whitespace, load_cases
 from ramiform.bench.grammar.engines import KINDS
 from ramiform.bench.grammar.measure import Options, Result
 from ramiform.bench.grammar.pool import Setup, measure
-from ramiform.bench.grammar.report import failures_text, plot, report, slowest
+from ramiform.bench.grammar.report import engine_tables, failures_text, plot, slowest
 from ramiform.bench.grammar.tokens import find_tokenizer
-from ramiform.bench.harness import TEKKEN, CasesFolder, Only, Sample, TokenizerFile, command
-
-RESULTS = Path(__file__).parents[1] / "results"
+from ramiform.bench.harness import TEKKEN, CasesFolder, Only, Out, Sample, TokenizerFile, report
 
 
 def main(
@@ -45,7 +41,7 @@ def main(
     forced: Annotated[bool, typer.Option("--forced", help="count forced tokens too")] = False,
     list_failures: Annotated[bool, typer.Option("--list-failures", help="each with its first instance")] = False,
     worst: Annotated[int, typer.Option("--slowest", help="list so many of the schemas that cost most")] = 0,
-    name: Annotated[str | None, typer.Option(help="write bench/results/grammar_NAME.md")] = None,
+    out: Out = None,
 ) -> None:
     names = engines.split(",")
     for engine in names:
@@ -66,23 +62,19 @@ def main(
             shown = time.monotonic()
             print(f"\r{len(results)} of {len(cases) * len(names)}", end="", file=sys.stderr)
     heading = [
-        command(),
         f"{len(cases)} schemas, {sum(len(case.instances) for case in cases)} instances, whitespace {whitespace!r}, "
         f"{path.name}, {jobs} process{'es' if jobs > 1 else ''}, {time.monotonic() - start:.0f} s",
-        ", ".join(dict.fromkeys(KINDS[engine].version for engine in names)) + f", Python {platform.python_version()}",
+        ", ".join(dict.fromkeys(KINDS[engine].version for engine in names)),
     ]
     by_engine = {engine: [result for result in results if result.engine == engine] for engine in names}
-    text = report(heading, by_engine)
-    print(text)
+    parts = heading + engine_tables(by_engine)
+    if out is not None and not quick and plot(by_engine, out.with_suffix(".png")):
+        parts.append(f"![CPU time by percentile]({out.stem}.png)")
+    report("Grammar engines side by side", *parts, out=out)
     if worst:
         print(slowest(results, worst))
     if list_failures:
         print(failures_text({case.name: case for case in cases}, results))
-    if name is not None:
-        RESULTS.mkdir(exist_ok=True)
-        if not quick and plot(by_engine, RESULTS / f"grammar_{name}.png"):
-            text += f"\n\n![CPU time by percentile](grammar_{name}.png)"
-        (RESULTS / f"grammar_{name}.md").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ compiling: no request can ask for that. Prints Markdown.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 import typer
 
-from ramiform.bench.harness import Batches, Json, Model, Repeat, interleaved, median_ratio, numbers, table, write_json
+from ramiform.bench.harness import Batches, Json, Model, Repeat, interleaved, median_ratio, numbers, report, table
 from ramiform.bench.in_process import Cost, Output, play
 from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import Constraint as GrammarSource
@@ -219,10 +218,8 @@ def main(model: Model = None, repeat: Repeat = 7, batches: Batches = "1,8", outp
         for task in tasks()
         for order in task.orders
     ]
-    print(f"{bench.info.name}, {bench.info.dtype}, one thread, medians of {repeat}.")
-    print(f"Python {platform.python_version()}, torch {torch.__version__}\n")
-    print(table(rows))
-    write_json({"repeat": repeat, "rows": rows}, output)
+    said = f"{bench.info.name}, {bench.info.dtype}, one thread, medians of {repeat}."
+    report("Jump-forward", said, table(rows), output=output, repeat=repeat, rows=rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import typer
 
 from ramiform.bench.grammar.jump import PERSON, Bench, tasks
 from ramiform.bench.grammar.tokens import find_tokenizer, load_tokens
-from ramiform.bench.harness import TEKKEN, Repeat, TokenizerFile, table
+from ramiform.bench.harness import TEKKEN, Repeat, TokenizerFile, report, table
 from ramiform.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.scheduler.sampling_inputs import token_mask
@@ -116,7 +116,7 @@ def main(repeat: Repeat = 20, tokenizer: TokenizerFile = TEKKEN) -> None:
                     "of it saved %": 100 * (1 - together / later),
                 }
             )
-    print(table(rows))
+    report("Masks in a step", table(rows))
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ TITLES = {"masks": "a token's mask", "first_mask": "from the schema to the first
 NUM_REASONS = 25
 
 
-def report(heading: Sequence[str], by_engine: Mapping[str, Sequence[Result]]) -> str:
-    """Format the whole report."""
-    parts = ["\n\n".join(heading), coverage(by_engine)]
+def engine_tables(by_engine: Mapping[str, Sequence[Result]]) -> list[str]:
+    """Return the parts of the report: coverage, times if there are some, and why schemas were not compiled."""
+    parts = [coverage(by_engine)]
     if any(result.masks for results in by_engine.values() for result in results):
         parts += [times(by_engine)]
     parts += [reasons(name, rows) for name, rows in by_engine.items()]
-    return "\n\n".join(part for part in parts if part)
+    return [part for part in parts if part]
 
 
 def coverage(by_engine: Mapping[str, Sequence[Result]]) -> str:

@@ -11,8 +11,6 @@ Markdown.
 from __future__ import annotations
 
 import json
-import platform
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +23,7 @@ import typer
 
 from ramiform.bench.grammar.cases import Case, load_cases
 from ramiform.bench.grammar.judge import verdict
-from ramiform.bench.harness import CasesFolder, Only, Sample, table
+from ramiform.bench.harness import CasesFolder, Only, Sample, report, table
 from ramiform.bench.in_process import Output, play
 from ramiform.bench.random_models import tiny_llama
 from ramiform.runtime.core.main import load_core
@@ -118,13 +116,9 @@ def main(
             assert set(counts) <= set(kinds), counts
             rows.append({"sampling": name, **{kind: counts[kind] for kind in kinds}, **figures})
             bad += [one for one in judged if one.outcome not in ("valid", "length")]
-    print(f"{len(cases)} schemas; at most {max_tokens} tokens each, {at_once} requests at once, one thread.")
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {' '.join(sys.argv[1:])}\n")
-    print(table(rows))
-    for one in bad:
-        said = f" ({one.error})" if one.error else ""
-        print(f"\n- {one.outcome}: {one.name}{said}" + (f": `{one.text[:200]}`" if one.text else ""), end="")
-    print()
+    said = f"{len(cases)} schemas; at most {max_tokens} tokens each, {at_once} requests at once, one thread."
+    listed = [f"- {one.outcome}: {one.name}{f' ({one.error})' if one.error else ''}: `{one.text[:200]}`" for one in bad]
+    report("Outputs of random weights under schemas", said, table(rows), "\n".join(listed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Delays of running streams while expensive constraints are compiled and followed in the same process.
 
-    python -P bench/grammar/stall.py [--seconds 8] [--rounds 3] [--name 2core-cpu_202611]
+    python -P bench/grammar/stall.py [--seconds 8] [--rounds 3] [--out FILE]
 
 Four streams on the model that ships, their steps taken as the core takes them. Beside them are 40 requests with
 constraints, submitted at once: plain ones that are known already, or 40 hostile schemas that no request had before; or
@@ -16,19 +16,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from ramiform.bench.harness import table, write
+from ramiform.bench.harness import Out, report, table
 from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core, start_collections
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 
-RESULTS = Path(__file__).parents[1] / "results"
 NUM_STREAMS, NUM_CONSTRAINED = 4, 40
 NEW_INTERVAL = 0.25  # seconds from the answer to one new plain schema to the next
 
@@ -183,7 +181,7 @@ class Core:
 def main(
     seconds: Annotated[float, typer.Option(help="of each run")] = 8.0,
     rounds: Annotated[int, typer.Option(help="of the runs")] = 3,
-    name: Annotated[str | None, typer.Option(help="write bench/results/grammar_stall_NAME.md")] = None,
+    out: Out = None,
 ) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
     core, numbers = Core(), count()
@@ -228,9 +226,7 @@ def main(
         for beside, found in whole.items()
         if beside != "hostile"
     ]
-    command = f"`python -P bench/grammar/stall.py --seconds {seconds:g} --rounds {rounds}`"
-    text = f"{command}\n\n{table(rows)}\n\nRatios of runs in the same round:\n\n{table(ratios)}"
-    write(text, None if name is None else RESULTS / f"grammar_stall_{name}.md")
+    report("Streams beside constraints", table(rows), "Ratios of runs in the same round:", table(ratios), out=out)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import typer
 
 from ramiform.bench.grammar.engines import KINDS
 from ramiform.bench.grammar.tokens import Tokens, find_tokenizer, load_tokens
-from ramiform.bench.harness import TEKKEN, Out, Repeat, TokenizerFile, command, interleaved, table, write
+from ramiform.bench.harness import TEKKEN, Out, Repeat, TokenizerFile, interleaved, report, table
 
 Engines = Annotated[str, typer.Option(help="engines, separated by commas")]
 BYTES = Tokens("bytes", [*(bytes([byte]) for byte in range(256)), None], 256, lambda text: list(text.encode()))
@@ -92,8 +92,8 @@ def main(
             }
         )
     size = sum(len(data or b"") for data in tokens.data)
-    heading = f"{command()}: {tokens.name}, {len(tokens.data):,} tokens of {size / 1e6:.2f} MB\n\n"
-    write(heading + table(rows), out)
+    heading = f"{tokens.name}, {len(tokens.data):,} tokens of {size / 1e6:.2f} MB"
+    report("Indexing a vocabulary", heading, table(rows), out=out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from ramiform.bench.harness import Out, table, write
+from ramiform.bench.harness import Out, report, table
 
 SCRIPT = Path(__file__).parents[2] / "tests/kernels/triton/compile_all.py"
 
@@ -42,7 +42,7 @@ def main(models: Annotated[list[str] | None, typer.Argument()] = None, capabilit
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-P", SCRIPT, str(capability), *(models or [])]
     lines = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    write(table(rows(lines)), out)
+    report("Triton kernels as they compile", table(rows(lines)), out=out)
 
 
 if __name__ == "__main__":

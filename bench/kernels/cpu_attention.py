@@ -12,19 +12,16 @@ median of the ratios is shown.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+
+from ramiform.bench.harness import Ask, Before, Out, checkouts, report, table, timed
 
 PAGE = 16
 NUM_ROWS, NUM_KEYS = (1, 8, 64, 512, 2048), (200, 1000, 2048, 8192)
@@ -75,23 +72,25 @@ def case(
     return lambda: [attention.attend(q_THD, kv, head_dim**-0.5) for kv in caches]
 
 
-def measure(threads: int) -> None:
-    """Answer each line of standard input, a case's arguments as JSON, with its microseconds."""
+def worker(threads: int) -> Ask:
+    """Return what computes a case, by the arguments of `case`, and gives its microseconds."""
     from ramiform.kernels.cpu import thread_pool
 
     torch.set_num_threads(1)
     thread_pool.set_num_threads(threads)
     cases: dict[str, Callable[[], object]] = {}
-    for line in sys.stdin:
-        if line not in cases:
-            cases[line] = case(*json.loads(line))
-            cases[line]()
+
+    def measure(arguments: list[Any]) -> float:
+        key = str(arguments)
+        if key not in cases:
+            cases[key] = case(*arguments)
+            cases[key]()
         times: list[float] = []
         while len(times) < 3 or (sum(times) < 0.01 and len(times) < 30):
-            start = time.process_time()
-            cases[line]()
-            times.append(time.process_time() - start)
-        print(1e6 * median(times), flush=True)
+            times.append(timed(time.process_time, cases[key]))
+        return 1e6 * median(times)
+
+    return measure
 
 
 def main(
@@ -101,51 +100,31 @@ def main(
     dtype: Annotated[str, typer.Option(help="of queries and cache")] = "bfloat16",
     steps: Annotated[bool, typer.Option(help="cases of steps: rows over a shared prefix")] = False,
     threads: Annotated[int, typer.Option(help="that share the tasks")] = 1,
-    before: Annotated[Path | None, typer.Option(help="Python of an environment with another checkout")] = None,
-    worker: Annotated[bool, typer.Option(hidden=True)] = False,
+    before: Before = None,
+    out: Out = None,
 ) -> None:
-    if worker:
-        measure(threads)
-        return
-    pythons = [sys.executable, *([str(before)] if before else [])]
-    workers = [
-        subprocess.Popen(
-            [python, "-P", __file__, "--worker", "--threads", str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
-        )
-        for python in pythons
-    ]
-
-    def ask(place: int, line: str) -> float:
-        stdin, stdout = workers[place].stdin, workers[place].stdout
-        assert stdin is not None
-        assert stdout is not None
-        print(line, file=stdin, flush=True)
-        return float(stdout.readline())
-
-    columns = ["us", *(["before", "ratio"] if before else [])]
-    names = ["rows", "shared keys", "own keys", "new tokens"] if steps else ["rows", "keys"]
     cases = STEPS if steps else [(1, 0, keys, rows) for rows in NUM_ROWS for keys in NUM_KEYS if keys >= rows]
-    print(f"| {' | '.join(names + columns)} |\n|{'---:|' * len(names + columns)}")
-    for shape in cases:
-        rows, shared, own, new = shape
-        layers = layers_shown = LAYERS if steps else 1
-        if steps and new == 1:
-            layer_bytes = 2 * (shared + rows * own) * kv_heads * head_dim * getattr(torch, dtype).itemsize
-            layers = max(LAYERS, -(-COLD_BYTES // layer_bytes))
-        line = json.dumps([*shape, layers, heads, kv_heads, head_dim, dtype])
-        rounds = [[ask(place, line) * layers_shown / layers for place in range(len(workers))] for _ in range(ROUNDS)]
-        cells = [*shape] if steps else [shape[3], shape[2]]
-        cells += [f"{median(column):.0f}" for column in zip(*rounds, strict=True)]
-        if before:
-            cells.append(f"{median(old / new for new, old in rounds):.2f}")
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
-    for each in workers:
-        each.terminate()
-        each.wait()
+    found = []
+    with checkouts(__file__, before, threads=threads) as asks:
+        for shape in cases:
+            rows, shared, own, new = shape
+            layers = layers_shown = LAYERS if steps else 1
+            if steps and new == 1:
+                layer_bytes = 2 * (shared + rows * own) * kv_heads * head_dim * getattr(torch, dtype).itemsize
+                layers = max(LAYERS, -(-COLD_BYTES // layer_bytes))
+            question = [*shape, layers, heads, kv_heads, head_dim, dtype]
+            rounds = [[ask(question) * layers_shown / layers for ask in asks] for _ in range(ROUNDS)]
+            row: dict[str, Any] = {"rows": rows, "shared keys": shared, "own keys": own, "new tokens": new}
+            row = row if steps else {"rows": new, "keys": own}
+            row |= {
+                name: f"{median(each):.0f}"
+                for name, each in zip(("us", "before"), zip(*rounds, strict=True), strict=False)
+            }
+            if before:
+                row["ratio"] = f"{median(old / mine for mine, old in rounds):.2f}"
+            found.append(row)
+            print(table(found[-1:]).splitlines()[-1], flush=True)
+    report("Attention on a CPU", table(found), out=out)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import torch
 import transformers
 import typer
 
-from ramiform.bench.harness import Only, Out, median_ratio, table, write
+from ramiform.bench.harness import Only, Out, median_ratio, report, table
 from ramiform.bench.peers import engines
 from ramiform.bench.peers.checkpoint import GGUF_NAME, make_checkpoint, make_gguf
 from ramiform.bench.peers.limits import Work, measure_machine
@@ -129,7 +129,7 @@ def compare(
                     print(f"{number} {scenario.name}: {engine.name} {run.figure:.1f}", file=sys.stderr)
         names = [engine.name for engine in started]
     return [
-        f"# {title}, medians of {rounds}",
+        f"## {title}, medians of {rounds}",
         table(rows(runs, names, limits)),
         "Processor seconds of the engine, in seconds of the clock:",
         table(cpu_rows(runs, names, list(limits))),
@@ -157,7 +157,7 @@ def main(
         raise typer.BadParameter("quantised files are compared with llama.cpp: give --llama-server")
     torch_dtype = getattr(torch, dtype)
     machine = measure_machine(torch_dtype)
-    parts = [f"{machine}."]
+    parts = ["ramiform beside other servers", f"{machine}."]
     size = "16M" if small else "0.5B"
     with TemporaryDirectory() as scratch:
         folder = checkpoint or Path(scratch) / "model"
@@ -190,7 +190,7 @@ def main(
             if llama_server is not None:
                 make.append(lambda port: engines.llama_server(llama_server, folder / GGUF_NAME, port))
             add(f"{size} random weights in Qwen2's shape, {dtype}", folder / "model.safetensors", make)
-    write("\n\n".join(parts), out)
+    report(*parts, out=out)
 
 
 if __name__ == "__main__":

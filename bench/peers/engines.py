@@ -21,6 +21,8 @@ from typing import Any
 import httpx
 import psutil
 
+from ramiform.bench.harness import cpu_seconds
+
 CONTEXT = 2560
 MAX_REQUESTS = 32  # decoded at once by llama.cpp, which divides its memory among so many; the others need not be told
 KV_GIB = 1  # what ramiform takes by default
@@ -96,7 +98,7 @@ class Engine:
 
     def cpu_seconds(self) -> float:
         """Processor seconds of all its processes so far."""
-        return sum(times.user + times.system for times in (process.cpu_times() for process in self._processes()))
+        return cpu_seconds([self._process.pid])
 
     def memory(self) -> int:
         """Bytes that only its processes have, and their shares of what several have."""

@@ -27,7 +27,7 @@ import torch
 import typer
 from safetensors.torch import load_file, save_file
 
-from ramiform.bench.harness import Out, matrix, write
+from ramiform.bench.harness import Out, matrix, report
 from ramiform.bench.quantisation.skills import SEED
 from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.engine import PAGE_SIZE, build_engine
@@ -132,8 +132,7 @@ def main(
         rows.setdefault(f"bytes of a token, heads of {head_dim}", sizes)
         rows[title := f"heads of {head_dim}, {num_outliers} outlier channels"] = cells
         logger.info("%s: %s", title, cells)
-    print(f"{len(tokens):,} tokens")
-    write(matrix(KINDS, rows.items()), out)
+    report("Few bits per key and value", f"{len(tokens):,} tokens", matrix(KINDS, rows.items()), out=out)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 import typer
 
 from ramiform.bench import offline
-from ramiform.bench.harness import Out, interleaved, matrix, write
+from ramiform.bench.harness import Out, interleaved, matrix, report
 from ramiform.bench.quantisation.skills import SEED, Answers, Greedy, answers, change
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
@@ -161,7 +161,7 @@ def main(
         rows |= quality(cores, num_cases, num_documents)
     if repeat:
         rows |= speeds(cores, repeat)
-    write(matrix(KINDS, rows.items()), out)
+    report("A quantised KV cache", matrix(KINDS, rows.items()), out=out)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import transformers
 import typer
 from safetensors.torch import load_file, save_file
 
-from ramiform.bench.harness import Only, Out, command, matrix, write
+from ramiform.bench.harness import Only, Out, matrix, report
 from ramiform.bench.quantisation import formats, skills
 from ramiform.bench.quantisation.weights import Kind, Rows, core_of
 from ramiform.examples.demo_model.corpus.mix import cases
@@ -222,9 +222,9 @@ def main(
                     kind = make(model, folder / f"{number} {name}")
                     found[name] = measure(kind, model, folder / f"{number} {name} dense", texts, num_cases)
             rows: Rows = [(row, [cells[row] for cells in found.values()]) for row in next(iter(found.values()))]
-            tables.append(f"## {title}\n\n{matrix(found, rows)}\n")
+            tables.append(f"## {title}\n\n{matrix(found, rows)}")
             print(tables[-1], flush=True)
-    write(f"{command()}\n\n" + "\n".join(tables), out)
+    report("Rows rounded to int8", *tables, out=out)
 
 
 if __name__ == "__main__":

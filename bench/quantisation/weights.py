@@ -29,7 +29,7 @@ import transformers
 import typer
 
 from ramiform.bench import offline
-from ramiform.bench.harness import Out, interleaved, matrix, write
+from ramiform.bench.harness import Out, interleaved, matrix, report
 from ramiform.bench.quantisation import formats, skills
 from ramiform.bench.random_models import qwen2_shaped
 from ramiform.examples.demo_model.corpus.mix import cases
@@ -203,7 +203,7 @@ def main(
         methods = {name: kind.quantize for name, kind in rounded.items() if kind.dtype == "bfloat16"}
         rows = product_rows(methods)
         tables["One product in processor time, against bf16"] = matrix(methods, rows)
-    write("\n".join(f"## {title}\n\n{rows}\n" for title, rows in tables.items()), out)
+    report("Quantised weights", *(f"## {title}\n\n{rows}" for title, rows in tables.items()), out=out)
 
 
 if __name__ == "__main__":

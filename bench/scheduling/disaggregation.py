@@ -23,7 +23,7 @@ import msgspec
 import torch
 import typer
 
-from ramiform.bench.harness import Json, table, write_json
+from ramiform.bench.harness import Json, report, table
 from ramiform.bench.scheduling.simulation import VOCABULARY, NoGrammars, make_believe
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.engine.kv_pool import KvShape
@@ -290,13 +290,12 @@ def main(
     for budget in (1024, 2048, 8192):
         figures = simulate(load, costs, apart=True, budget=budget)
         rows.append({"replicas": "1 prefill, 1 decode", "prefill budget": str(budget), **figures})
-    print(
-        f"\n{num_streams} streams; {num_bursts} bursts of {burst_size} prompts of {prompt_tokens} tokens, one every "
+    said = (
+        f"{num_streams} streams; {num_bursts} bursts of {burst_size} prompts of {prompt_tokens} tokens, one every "
         f"{burst_seconds:g} s; a step of {step_ms:g} ms + {prefill_us:g} us a prompt token + {decode_us:g} us a row; "
-        f"{gigabytes:g} GB/s\n"
+        f"{gigabytes:g} GB/s"
     )
-    print(table(rows))
-    write_json({"load": msgspec.to_builtins(load), "costs": msgspec.to_builtins(costs), "rows": rows}, output)
+    report("Prefill and decode apart, simulated", said, table(rows), output=output, rows=rows)
 
 
 if __name__ == "__main__":

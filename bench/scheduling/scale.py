@@ -21,12 +21,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import httpx
 import typer
 
-from ramiform.bench.harness import interleaved, percentile, table
+from ramiform.bench.harness import cpu_seconds, interleaved, percentile, report, table
 from ramiform.bench.scheduling.simulation import STEP_SECONDS, TOKEN_SECONDS, VOCABULARY, NoGrammars, make_believe
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.events import Cleared, Removed, Stored, page_hash
@@ -271,7 +271,7 @@ def route(
                 ratios = [run[name] / blind[name] for run, blind in zip(runs, of["round robin"], strict=True)]
                 row[f"{name} / round robin"] = statistics.median(ratios)
             rows.append(row)
-    print(table(rows))
+    report("Routers by what they know", table(rows))
 
 
 @dataclass(frozen=True)
@@ -285,34 +285,31 @@ class Cost:
 
 
 class Server:
-    """A server that is measured over one connection. `processes` are those whose processor time counts."""
+    """A server that is measured over one connection. Processor time counts of `pid` and its descendants."""
 
-    def __init__(self, url: str, number: int, processes: Sequence[Any]) -> None:
+    def __init__(self, url: str, number: int, pid: int) -> None:
         self._client = httpx.Client(base_url=url, timeout=120, trust_env=False)
         self._model = self._client.get("/v1/models").json()["data"][0]["id"]
         self._number = number  # in the prompts, so that none is cached when it comes
-        self._processes = processes
+        self._pid = pid
 
     def measure(self, num_requests: int, num_tokens: int, number: int) -> Cost:
         """Measure requests for one token in a row, and the tokens of a stream."""
-        spent, seconds = self._spent(), []
+        spent, seconds = cpu_seconds([self._pid]), []
         for each in range(num_requests):
             began = time.perf_counter()
             body = self._body(f"{self._number} {number} {each} hello", 1)
             self._client.post("/v1/chat/completions", json=body).raise_for_status()
             seconds.append(time.perf_counter() - began)
-        between, times = self._spent(), []
+        between, times = cpu_seconds([self._pid]), []
         body = self._body(f"{self._number} {number} tell", num_tokens) | {"stream": True}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
                     times.append(time.perf_counter())
         request_cpu = (between - spent) / num_requests
-        token_cpu = (self._spent() - between - request_cpu) / (num_tokens - 1)
+        token_cpu = (cpu_seconds([self._pid]) - between - request_cpu) / (num_tokens - 1)
         return Cost(statistics.median(seconds), request_cpu, (times[-1] - times[0]) / (num_tokens - 1), token_cpu)
-
-    def _spent(self) -> float:
-        return sum(each.user + each.system for each in (process.cpu_times() for process in self._processes))
 
     def _body(self, text: str, num_tokens: int) -> dict[str, object]:
         asked = {"model": self._model, "messages": [{"role": "user", "content": text}], "temperature": 0}
@@ -328,11 +325,7 @@ def overhead(
     tokens: Annotated[int, typer.Option(min=2, help="tokens of a stream")] = 200,
 ) -> None:
     """Print each server's times as ratios to the first one's, and how much more they are: medians of the rounds."""
-    import psutil  # of the extra bench
-
-    parent = psutil.Process(pid)
-    processes = [parent, *parent.children(recursive=True)]
-    servers = [(url, Server(url, number, processes)) for number, url in enumerate(urls)]
+    servers = [(url, Server(url, number, pid)) for number, url in enumerate(urls)]
     runs = interleaved(
         rounds,
         {url: lambda number, server=server: server.measure(requests, tokens, number) for url, server in servers},
@@ -350,7 +343,7 @@ def overhead(
                 row[f"{unit}, ratio"] = statistics.median(ratios) if ratios else math.nan
                 row[f"{unit}, ms more"] = 1e3 * statistics.median(mine - first for mine, first in pairs)
             rows.append(row)
-    print(table(rows))
+    report("What servers add to requests", table(rows))
 
 
 if __name__ == "__main__":

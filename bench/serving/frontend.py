@@ -1,7 +1,6 @@
 """Cost of the frontend: processor time per request and per streamed token; and completeness of many streams.
 
-    python -P bench/serving/frontend.py [--frontends 2] [--out bench/results/serving_MACHINE_DATE.md]
-    python -P bench/serving/frontend.py --url http://127.0.0.1:8000 --model NAME   # another server, OpenAI routes only
+    python -P bench/serving/frontend.py [--frontends 2] [--out FILE]
 
 Processor time is that of the frontend processes alone, read from their clocks; the core, which computes the model, and
 this client are other processes. On a machine that others use too, the least of several runs is what the work itself
@@ -12,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,24 +22,10 @@ import httpx
 import typer
 
 import ramiform
-from ramiform.bench.harness import Out, table, write
+from ramiform.bench.harness import Out, figures, report
 from ramiform.bench.raw_http import RawClient
-from ramiform.bench.serving.bare_relay import BareRelay
 
-TARGET_REQUEST_MS = 1.5
-TARGET_TOKEN_US = 60.0
 WORDS = "the a red old river stone house seven quiet green under over with small market near train".split()
-
-
-@dataclass
-class Figures:
-    """Rows of name and value."""
-
-    rows: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, name: str, value: str) -> None:
-        self.rows.append((name, value))
-        print(f"{name}: {value}", flush=True)
 
 
 class Processors:
@@ -111,8 +94,8 @@ async def streams(url: str, route: str, body: dict[str, Any], num: int) -> tuple
     return sum(whole), first, gaps, time.perf_counter() - start
 
 
-def measure_load(url: str, model: str, processors: Processors | None, figures: Figures) -> None:
-    draw = random.Random(1)
+def measure_load(url: str, model: str, processors: Processors) -> dict[str, str]:
+    draw, found = random.Random(1), dict[str, str]()
     short = {"model": model, "max_tokens": 1, "temperature": 0}
     bodies = [short | {"prompt": text_of(draw, 12)} for _ in range(600)]
     asyncio.run(one_token_requests(url, "/v1/completions", bodies[:100], 8))  # warm
@@ -122,102 +105,33 @@ def measure_load(url: str, model: str, processors: Processors | None, figures: F
     ):
         costs, rates = [], []
         for _ in range(3):
-            before = processors.seconds() if processors else 0.0
+            before = processors.seconds()
             seconds = asyncio.run(one_token_requests(url, route, made, 16))
             rates.append(len(made) / seconds)
-            costs.append(((processors.seconds() if processors else 0.0) - before) / len(made) * 1e3)
-        figures.add(f"{route}, max_tokens=1, 16 clients: requests/s", f"{statistics.median(rates):.0f}")
-        if processors:
-            figures.add(
-                f"{route}: frontend CPU per request",
-                f"{min(costs):.2f} ms at best, median {statistics.median(costs):.2f}",
-            )
+            costs.append((processors.seconds() - before) / len(made) * 1e3)
+        found[f"{route}, max_tokens=1, 16 clients: requests/s"] = f"{statistics.median(rates):.0f}"
+        cost = f"{min(costs):.2f} ms at best, median {statistics.median(costs):.2f}"
+        found[f"{route}: frontend CPU per request"] = cost
     body = short | {"stream": True, "max_tokens": 100, "ignore_eos": True, "stream_options": {"include_usage": True}}
     asyncio.run(streams(url, "/v1/completions", body, 4))
     for num, repeats in ((1, 15), (64, 4), (256, 3)):
         costs, results = [], []
         for _ in range(repeats):
-            before = processors.seconds() if processors else 0.0
+            before = processors.seconds()
             results.append(asyncio.run(streams(url, "/v1/completions", body, num)))
-            costs.append(((processors.seconds() if processors else 0.0) - before) / num * 1e4)
-        figures.add(f"{num} streams of 100 tokens: whole ones", f"{sum(r[0] for r in results)} of {num * repeats}")
-        figures.add(f"{num} streams: tokens/s", f"{statistics.median(num * 100 / r[3] for r in results):.0f}")
+            costs.append((processors.seconds() - before) / num * 1e4)
+        found[f"{num} streams of 100 tokens: whole ones"] = f"{sum(r[0] for r in results)} of {num * repeats}"
+        found[f"{num} streams: tokens/s"] = f"{statistics.median(num * 100 / r[3] for r in results):.0f}"
         first = statistics.median(seconds for r in results for seconds in r[1])
         gap = statistics.median(seconds for r in results for seconds in r[2])
-        figures.add(f"{num} streams: first part, median", f"{first * 1e3:.0f} ms")
-        figures.add(f"{num} streams: gap between parts, median", f"{gap * 1e3:.2f} ms")
-        if processors:
-            cost = f"{min(costs):.0f} us at best, median {statistics.median(costs):.0f}"
-            figures.add(f"{num} streams: frontend CPU per token, requests included", cost)
+        found[f"{num} streams: first part, median"] = f"{first * 1e3:.0f} ms"
+        found[f"{num} streams: gap between parts, median"] = f"{gap * 1e3:.2f} ms"
+        cost = f"{min(costs):.0f} us at best, median {statistics.median(costs):.0f}"
+        found[f"{num} streams: frontend CPU per token, requests included"] = cost
+    return found
 
 
-def measure_floor(figures: Figures) -> None:
-    with BareRelay() as relay:
-        processors = Processors([relay.pid])
-        relay.run(100, 0.0015)
-        costs = []
-        for _ in range(20):
-            before = processors.seconds()
-            relay.run(100, 0.0015)
-            costs.append((processors.seconds() - before) * 1e4)
-    cost = f"{min(costs):.0f} us at best, median {statistics.median(costs):.0f}"
-    figures.add("baseline: a bare relay from ZMQ to TCP, one event at a time: CPU per event", cost)
-
-
-async def drops(url: str, model: str, num: int) -> tuple[float, float, int]:
-    """Of `num` streams half are left after a few events. Seconds from the last that left until no more run than stay,
-    seconds from the last that stayed until every page is free or cached, and how many of those that stayed are whole.
-    """
-    body = {"model": model, "prompt": "Ada", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    left = stayed = 0.0
-
-    async def leaves(client: httpx.AsyncClient, seed: int) -> None:
-        nonlocal left
-        async with client.stream("POST", "/v1/completions", json=body | {"seed": seed}) as response:
-            lines = response.aiter_lines()
-            for _ in range(20):
-                await anext(lines)
-        left = time.perf_counter()
-
-    async def stays(client: httpx.AsyncClient, seed: int) -> bool:
-        nonlocal stayed
-        last = ""
-        async with client.stream("POST", "/v1/completions", json=body | {"seed": seed}) as response:
-            async for line in response.aiter_lines():
-                last = line or last
-        stayed = time.perf_counter()
-        return last == "data: [DONE]"
-
-    async def until(client: httpx.AsyncClient, num_running: int) -> float:
-        while True:
-            load = (await client.get("/get_server_info")).json()
-            free = load["num_free_pages"] + load["num_cached_pages"]
-            if load["num_running"] + load["num_waiting"] <= num_running and (num_running or free == load["num_pages"]):
-                return time.perf_counter()
-            await asyncio.sleep(0.005)
-
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        staying = [asyncio.ensure_future(stays(client, seed)) for seed in range(num // 2)]
-        await asyncio.gather(*(leaves(client, seed) for seed in range(num // 2, num)))
-        gone = await until(client, num // 2) - left
-        still = sum(not stay.done() for stay in staying)
-        assert still == num // 2, "those that stay ended too early to tell"
-        whole = await asyncio.gather(*staying)
-        return gone, await until(client, 0) - stayed, sum(whole)
-
-
-def measure_drops(url: str, model: str, figures: Figures) -> None:
-    results = [asyncio.run(drops(url, model, 64)) for _ in range(3)]
-    figures.add("64 streams, 32 left midway: those that stayed and are whole", f"{sum(r[2] for r in results)} of 96")
-    figures.add(
-        "64 streams, 32 left midway: until only the others run", f"{max(r[0] for r in results) * 1e3:.0f} ms at worst"
-    )
-    figures.add(
-        "after the last of them: until all pages are back", f"{max(r[1] for r in results) * 1e3:.0f} ms at worst"
-    )
-
-
-def measure_decisions(url: str, model: str, processors: Processors, figures: Figures) -> None:
+def measure_decisions(url: str, model: str, processors: Processors) -> dict[str, str]:
     draw = random.Random(2)
     questions = [
         {"type": "predicate", "instructions": f"Does it speak of {draw.choice(WORDS)} ({index})?"}
@@ -247,34 +161,20 @@ def measure_decisions(url: str, model: str, processors: Processors, figures: Fig
     steps = num_steps(url) - steps
     usage = answer["usage"]
     cached = usage["input_tokens_details"]["cached_tokens"] / usage["input_tokens"]
-    figures.add("100 decisions over one input: input tokens", f"{usage['input_tokens']} ({cached:.0%} cached)")
-    figures.add("100 decisions: time", f"{seconds * 1e3:.0f} ms ({seconds / alone:.1f}x one completion of that input)")
-    figures.add("100 decisions, 200 labels: forwards of the model", f"{steps:.0f}")
-    figures.add("100 decisions: frontend CPU", f"{(processors.seconds() - before) * 1e3:.0f} ms")
+    return {
+        "100 decisions over one input: input tokens": f"{usage['input_tokens']} ({cached:.0%} cached)",
+        "100 decisions: time": f"{seconds * 1e3:.0f} ms ({seconds / alone:.1f}x one completion of that input)",
+        "100 decisions, 200 labels: forwards of the model": f"{steps:.0f}",
+        "100 decisions: frontend CPU": f"{(processors.seconds() - before) * 1e3:.0f} ms",
+    }
 
 
-def main(
-    frontends: Annotated[int, typer.Option(help="processes")] = 1,
-    url: Annotated[str | None, typer.Option(help="of another server, instead of starting ours")] = None,
-    model: Annotated[str | None, typer.Option(help="the other server's model name")] = None,
-    only_drops: Annotated[bool, typer.Option(help="leave the load out: streams that are left, and decisions")] = False,
-    out: Out = None,
-) -> None:
-    figures = Figures()
-    if url is not None:
-        assert model is not None, "--url needs --model"
-        measure_load(url, model, None, figures)
-    else:
-        with ramiform.Runtime(port=0, num_pages=8192, max_running=256, frontends=frontends) as runtime:
-            assert runtime.url is not None
-            processors = Processors(frontend_pids(runtime))
-            measure_floor(figures)
-            if not only_drops:
-                measure_load(runtime.url, runtime.info.name, processors, figures)
-            measure_drops(runtime.url, runtime.info.name, figures)
-            measure_decisions(runtime.url, runtime.info.name, processors, figures)
-    head = f"{platform.machine()}, Python {platform.python_version()}, {frontends} frontend(s)\n\n"
-    write(head + table([{"what": name, "figure": value} for name, value in figures.rows]), out)
+def main(frontends: Annotated[int, typer.Option(help="processes")] = 1, out: Out = None) -> None:
+    with ramiform.Runtime(port=0, num_pages=8192, max_running=256, frontends=frontends) as runtime:
+        assert runtime.url is not None
+        server = (runtime.url, runtime.info.name, Processors(frontend_pids(runtime)))
+        found = measure_load(*server) | measure_decisions(*server)
+    report(f"The frontend's cost, {frontends} process(es)", figures(found), out=out)
 
 
 if __name__ == "__main__":

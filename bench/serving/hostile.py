@@ -26,7 +26,7 @@ from typing import Annotated
 
 import typer
 
-from ramiform.bench.harness import Out, cell, command, median_ratio, percentile, table, write
+from ramiform.bench.harness import Out, cell, median_ratio, percentile, report, table
 from ramiform.bench.raw_http import RawClient
 
 TARGET = 2.0  # of each p99, with and without them
@@ -269,12 +269,9 @@ def main(
         table(rows),
         f"Target: each p99 at most {TARGET:g} times. Requests alone and beside them, by round: {'; '.join(requests)}.",
         f"Failed requests of the other clients: {dict(failures) or 'none'}.",
-        "Hostile clients of the last round: "
-        + ", ".join(f"{name} {num}" for name, num in hostile[-1][1].items())
-        + ".",
-        command(),
+        f"Hostile clients of the last round: {', '.join(f'{name} {num}' for name, num in hostile[-1][1].items())}.",
     ]
-    write("\n\n".join(lines), out)
+    report("Hostile connections", *lines, out=out)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from typing import Annotated, Any, NamedTuple
 
 import httpx
 import msgspec
-import psutil
 import typer
 from websockets.sync.client import connect
 
 import ramiform
-from ramiform.bench.harness import Json, interleaved, median_ratio, percentile, table, write_json
+from ramiform.bench import harness
+from ramiform.bench.harness import Json, cpu_seconds, interleaved, median_ratio, percentile, report
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.core.main import start_collections
 from ramiform.runtime.core.tree_view import TreeViewer
@@ -61,13 +61,6 @@ class Run(NamedTuple):
 
     rate: float
     cost: float
-
-
-def processor_seconds(runtime: ramiform.Runtime) -> float:
-    """Return the processor time that the runtime's processes have taken."""
-    frontend = psutil.Process(runtime.pid)
-    times = [process.cpu_times() for process in (frontend, *frontend.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
 
 
 async def steady(url: str, requests: list[dict[str, Any]], interval: float) -> None:
@@ -145,9 +138,9 @@ def servers(rounds: int, num_requests: int, concurrency: int) -> dict[str, Any]:
         def run(runtime: ramiform.Runtime, number: int) -> Run:
             requests = bodies(random.Random(number), num_requests, runtime.info.vocab_size)
             httpx.post(f"{runtime.url}/flush_cache", timeout=60).raise_for_status()
-            before = processor_seconds(runtime)
+            before = cpu_seconds([runtime.pid])
             tokens, seconds = asyncio.run(throughput(runtime.url or "", requests, concurrency))
-            return Run(tokens / seconds, (processor_seconds(runtime) - before) * 1e3 / tokens)
+            return Run(tokens / seconds, (cpu_seconds([runtime.pid]) - before) * 1e3 / tokens)
 
         def with_viewer(number: int) -> Run:
             with viewer(on.url or "", watched):
@@ -155,9 +148,9 @@ def servers(rounds: int, num_requests: int, concurrency: int) -> dict[str, Any]:
 
         def load(number: int) -> float:
             requests = bodies(random.Random(number), 24, on.info.vocab_size)
-            before, began = processor_seconds(on), time.perf_counter()
+            before, began = cpu_seconds([on.pid]), time.perf_counter()
             asyncio.run(steady(on.url or "", requests, 0.25))
-            return (processor_seconds(on) - before) * 1e3 / (time.perf_counter() - began)
+            return (cpu_seconds([on.pid]) - before) * 1e3 / (time.perf_counter() - began)
 
         def load_with_viewer(number: int) -> float:
             with viewer(on.url or "", Watched()):
@@ -326,10 +319,8 @@ def main(
     figures: dict[str, Any] = {"tree": tree(nodes, updates), "log": asyncio.run(programs(records, updates))}
     if rounds:
         figures["servers"] = servers(rounds, requests, concurrency)
-    for name, values in figures.items():
-        print(f"\n{name}\n")
-        print(table([{"figure": figure, "value": value} for figure, value in values.items()]))
-    write_json(figures, output)
+    tables = [f"## {name}\n\n{harness.figures(values)}" for name, values in figures.items()]
+    report("The page's cost", *tables, output=output, **figures)
 
 
 if __name__ == "__main__":

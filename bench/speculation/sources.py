@@ -33,7 +33,7 @@ import httpx
 import typer
 
 import ramiform
-from ramiform.bench.harness import Batches, Model, interleaved, median_ratio, numbers, table
+from ramiform.bench.harness import Batches, Model, interleaved, median_ratio, numbers, report, table
 from ramiform.bench.random_models import deepseek_shaped, qwen2_shaped
 
 NAMES = ["Ada Brook", "Tom Field", "Nina Alder", "Otis Lake", "Ruth Stone", "Karl Moor", "Lena Hill", "Igor Reed"]
@@ -237,8 +237,7 @@ def main(
                 row[f"{name} tau"], row[f"{name} speed"] = cell.tau, cell.ratio
             rows.append(row)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
-    print()
-    print(table(rows))
+    report("Speculation against plain decoding", table(rows))
 
 
 if __name__ == "__main__":

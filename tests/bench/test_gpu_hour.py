@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ramiform.bench.gpu import kernels
+
 pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +34,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
 
 def test_no_measurement_fails(measured: dict[str, list[dict[str, Any]]]) -> None:
     assert not [row for rows in measured.values() for row in rows if "failed" in row]
-    assert {row["what"] for row in measured["B"]} == {"decode attention", "chunk attention", "experts", "sampling"}
+    assert {row["what"] for row in measured["B"]} == {measure.__name__.replace("_", " ") for measure in kernels.ALL}
     assert {row["what"] for row in measured["C"]} == {"decode", "prefill", "few tokens", "top kernels"}
 
 
