@@ -31,7 +31,6 @@ Batches = Annotated[str, typer.Option(help="numbers of requests at once, separat
 Repeat = Annotated[int, typer.Option(help="interleaved runs of each, after one that warms up")]
 Threads = Annotated[int, typer.Option(help="of torch and of compiled loops")]
 Before = Annotated[Path | None, typer.Option(help="Python of an environment with another checkout, to compare with")]
-Json = Annotated[Path | None, typer.Option("--json", help="write the figures here")]
 Out = Annotated[Path | None, typer.Option(help="write the report here too, as Markdown")]
 CasesFolder = Annotated[Path, typer.Argument(help="MaskBench's *.json files", exists=True, file_okay=False)]
 TokenizerFile = Annotated[str, typer.Option(help="a file, or the name of one in the package mistral-common")]
@@ -124,7 +123,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
     roots = [psutil.Process(pid) for pid in pids]
     times = [each.cpu_times() for root in roots for each in (root, *root.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def median_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> float:
@@ -176,14 +175,12 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def report(title: str, *parts: str, out: Path | None = None, output: Path | None = None, **values: Any) -> None:
-    """Print parts below their title, command and machine; write them to `out`, and `values` as JSON to `output`."""
+def report(title: str, *parts: str, out: Path | None = None) -> None:
+    """Print parts below their title, command and machine, and write them to `out`."""
     text = "\n\n".join([f"# {title}", command(), machine(), *parts])
     print(text)
     if out is not None:
         out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    if output is not None:
-        output.write_text(json.dumps(values, indent=1))
 
 
 def command() -> str:

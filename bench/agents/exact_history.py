@@ -1,6 +1,6 @@
 """Time of encoding a chat turn on a long history: with remembered ids, and without.
 
-    python -P bench/agents/exact_history.py [--tokens 32000] [--json OUT]
+    python -P bench/agents/exact_history.py [--tokens 32000] [--out FILE]
 
 A conversation grows by turns until its prompt has that many tokens. `render` is the chat template with the renderer,
 `encode` makes the ids of the rendered prompt, `remember` adds the answer, after it was sent. Medians of CPU time over
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ramiform.bench.harness import Json, report, table
+from ramiform.bench.harness import Out, report, table
 from ramiform.runtime.frontend.chat.exact_history import ExactHistory
 from ramiform.runtime.frontend.chat.renderer import MessageRenderer
 from ramiform.runtime.frontend.text.encoding import Encoder
@@ -69,10 +69,10 @@ def _text(draw: random.Random, num_words: int) -> str:
 def main(
     tokens: Annotated[int, typer.Option(help="tokens of the last prompt")] = 32_000,
     turn: Annotated[int, typer.Option(help="words of each message")] = 100,
-    output: Json = None,
+    out: Out = None,
 ) -> None:
     rows = [asyncio.run(measure(tokens, turn, remembers=remembers)) for remembers in (False, True)]
-    report("Encoding a chat turn on a long history", table(rows), output=output, tokens=tokens, turn=turn, rows=rows)
+    report("Encoding a chat turn on a long history", table(rows), out=out)
 
 
 if __name__ == "__main__":

@@ -194,28 +194,25 @@ def main(
                 make_checkpoint(folder, small=False, dtype=torch.bfloat16)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-        def start(launch: engines.Launch, port: int, log: str) -> engines.Engine:
-            engine = stack.enter_context(engines.running(launch, port, Path(scratch) / f"{log}.log"))
+        def start(launch: engines.Launch) -> engines.Engine:
             launches.append(launch)
-            print(f"{log} answers", file=sys.stderr)
-            return engine
+            return stack.enter_context(engines.running(launch, Path(scratch) / f"{len(launches)}.log"))
 
         torch_dtype = getattr(torch, dtype)
         work = Work.of(folder, next(folder.glob("*.safetensors")), torch_dtype)
         machine = measure_machine(torch_dtype)
         sequences: list[list[int]] = []
         launches: list[engines.Launch] = []
-        ports = [engines.free_port() for _ in range(3)]
-        ours = start(engines.ramiform(folder, dtype, ports[0]), ports[0], LANGUAGE)
+        ours = start(engines.ramiform(folder, dtype))
         sides = [Side(LANGUAGE, ours, in_language(ours))]
         if own_http:
             sides.append(Side(OWN_HTTP, ours, over_http(ours, "ramiform", tokenizer, sequences)))
         if vllm is not None:
-            theirs = start(engines.vllm(vllm, folder, dtype, ports[1]), ports[1], VLLM)
+            theirs = start(engines.vllm(vllm, folder, dtype))
             sides.append(Side(VLLM, theirs, over_http(theirs, "vllm", tokenizer, sequences)))
         if floor:
             tiny = make_floor(Path(scratch) / "floor", folder / "tokenizer.json", tokenizer.get_vocab_size())
-            least = start(engines.ramiform(tiny, "float32", ports[2]), ports[2], FLOOR)
+            least = start(engines.ramiform(tiny, "float32"))
             sides.append(Side(FLOOR, least, in_language(least)))
 
         words = programs.words_of(tokenizer)

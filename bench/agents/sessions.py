@@ -1,6 +1,6 @@
 """Recorded agent sessions through the scheduler and the prefix cache, without a model.
 
-    python -P bench/agents/sessions.py FILE --pool 0.7 [--host-pool 0.2] [--policy lru ...] [--json OUT]
+    python -P bench/agents/sessions.py FILE --pool 0.7 [--host-pool 0.2] [--policy lru ...] [--out FILE]
 
 FILE holds sessions as a JSON list, optionally packed with xz. A session is a list of requests: [start s, idle s before
 it, service s, input blocks of 64 tokens, blocks shared with the request before, kind of stop, output tokens]. It holds
@@ -24,13 +24,12 @@ they use.
 
 from __future__ import annotations
 
-import heapq
 import json
 import lzma
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -38,8 +37,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ramiform.bench.harness import Json, percentile, report, table
-from ramiform.bench.scheduling.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, NoGrammars, quarter_of, simulate
+from ramiform.bench.harness import Out, percentile, report, table
+from ramiform.bench.scheduling.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, VirtualCore, quarter_of, simulate
 from ramiform.bench.scheduling.simulation import VOCABULARY as TOKENS
 from ramiform.bench.scheduling.workloads import make_workloads
 from ramiform.radix.cache import PrefixCache
@@ -54,13 +53,12 @@ from ramiform.runtime.protocol.core import (
     Generate,
     RequestFailed,
     SoftPin,
-    ToCore,
     Tokens,
     TurnEnded,
 )
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
+from ramiform.runtime.scheduler.scheduler import VocabularyInfo
 
 Hints = Literal["none", "headers", "closed", "program"]
 
@@ -187,7 +185,7 @@ def live_working_set(sessions: Sequence[Session]) -> int:
     return round(percentile(totals, 78))
 
 
-class Replay:
+class Replay(VirtualCore):
     """Plays sessions on one scheduler, in virtual time."""
 
     def __init__(
@@ -201,22 +199,11 @@ class Replay:
         slow: float,
     ) -> None:
         """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
-        self._cache = cache
+        super().__init__(config, cache, VOCABULARY)
         self._by_header = hints in ("headers", "closed") and not sees
         self._hints = hints
         self._sees = sees
         self._slow = slow
-        self._scheduler = Scheduler(
-            config,
-            cache=cache,
-            vocabulary=VOCABULARY,
-            grammars=NoGrammars(),
-            context_length=1 << 20,
-            retokenise=lambda before, data: [],  # nothing here is constrained
-        )
-        self._now = 0.0
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
         self._fresh = count(1)
         self._asked: dict[str, tuple[Session, Turn, float]] = {}
         self._answered: set[str] = set()
@@ -226,25 +213,20 @@ class Replay:
 
     def run(self) -> Outcome:
         """Play everything. Raises AssertionError when a request never ends."""
-        while True:
-            while self._timers and self._timers[0][0] <= self._now:
-                heapq.heappop(self._timers)[2]()
-            plan = self._scheduler.plan(self._now)
-            self._take(self._scheduler.answers())
-            if plan is not None:
-                self._now += self._slow * step_seconds(plan)
-                self._take(self._scheduler.commit(plan, make_believe(plan), self._now))
-            elif self._timers:
-                self._now = max(self._now, self._timers[0][0])
-            else:
-                break
+        self.play()
         assert not self._asked, "requests without an answer"
-        self.outcome.num_demoted = self._cache.stats.num_demoted_pages
-        self.outcome.num_promoted = self._cache.stats.num_promoted_pages
+        self.outcome.num_demoted = self.cache.stats.num_demoted_pages
+        self.outcome.num_promoted = self.cache.stats.num_promoted_pages
         return self.outcome
 
+    def seconds_of(self, plan: ForwardPlan) -> float:
+        return self._slow * step_seconds(plan)
+
+    def result_of(self, plan: ForwardPlan) -> ForwardResult:
+        return make_believe(plan)
+
     def _at(self, when: float, session: Session) -> None:
-        heapq.heappush(self._timers, (when, next(self._serial), lambda: self._ask(session)))
+        self.time.at(when, lambda: self._ask(session))
 
     def _ask(self, session: Session) -> None:
         number, turn = session.next_turn, session.turns[session.next_turn]
@@ -252,9 +234,9 @@ class Replay:
         shared = session.blocks[: turn.num_shared]
         session.blocks = shared + [next(self._fresh) for _ in range(turn.num_blocks - len(shared))]
         rid = f"{session.name}, {number}"
-        self._asked[rid] = session, turn, self._now
+        self._asked[rid] = session, turn, self.time.now
         reused = session.turns[session.next_turn].num_shared if session.next_turn < len(session.turns) else 0
-        self._send(
+        self.send(
             Generate(
                 rid=rid,
                 tokens=session.blocks,
@@ -265,10 +247,7 @@ class Replay:
             )
         )
 
-    def _send(self, message: ToCore) -> None:
-        self._take(self._scheduler.handle(message, self._now))
-
-    def _take(self, messages: Sequence[FromCore]) -> None:
+    def take(self, messages: Sequence[FromCore]) -> None:
         for message in messages:
             assert not isinstance(message, RequestFailed), message
             if not isinstance(message, Tokens):
@@ -276,11 +255,11 @@ class Replay:
             session, turn, asked = self._asked[message.rid]
             if message.rid not in self._answered:
                 self._answered.add(message.rid)
-                self._note_start(turn, message.num_cached, self._now - asked)
+                self._note_start(turn, message.num_cached, self.time.now - asked)
             if message.finish is not None:
                 del self._asked[message.rid]
-                session.waited += self._now - asked
-                self._send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
+                session.waited += self.time.now - asked
+                self.send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
                 self._go_on(session, turn)
 
     def _note_start(self, turn: Turn, num_cached: int, ttft: float) -> None:
@@ -296,11 +275,11 @@ class Replay:
 
     def _go_on(self, session: Session, turn: Turn) -> None:
         if session.next_turn < len(session.turns):
-            self._at(max(self._now, session.next_use), session)
+            self._at(max(self.time.now, session.next_use), session)
             return
         self.outcome.job_times.append(session.waited)
         if self._hints in ("program", "closed") or self._sees:
-            self._send(EndStates(session.name, is_session=self._by_header))
+            self.send(EndStates(session.name, is_session=self._by_header))
 
 
 def step_seconds(plan: ForwardPlan) -> float:
@@ -392,7 +371,7 @@ def main(
         bool, typer.Option(help="leave out one part of `program` at a time; ends with the six workloads")
     ] = False,
     size: Annotated[float, typer.Option(help="scales the number of programs of the six workloads")] = 1.0,
-    output: Json = None,
+    out: Out = None,
 ) -> None:
     recorded = load(file)
     rows: list[dict[str, Any]] = []
@@ -402,17 +381,14 @@ def main(
     for share in pool:
         for name, part in runs:
             began = time.process_time()
-            outcome = replay(
-                recorded,
-                name,
-                pool=share,
-                host_pool=host_pool,
-                live=live,
-                hints=hints,
-                seed=seed,
-                slow=slow,
-                without=part,
-            )
+            settings: dict[str, Any] = {
+                "host_pool": host_pool,
+                "live": live,
+                "hints": hints,
+                "seed": seed,
+                "slow": slow,
+            }
+            outcome = replay(recorded, name, pool=share, without=part, **settings)
             base = next((row for row in rows if row["pool"] == share), None)
             rows.append(
                 {
@@ -426,7 +402,7 @@ def main(
                 }
             )
     workloads = play_workloads(size, seed) if ablate else []
-    report("Recorded sessions", *(table(part) for part in (rows, workloads) if part), output=output, rows=rows)
+    report("Recorded sessions", *(table(part) for part in (rows, workloads) if part), out=out)
 
 
 if __name__ == "__main__":

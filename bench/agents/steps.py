@@ -252,9 +252,8 @@ def run_cases(
     with ExitStack() as stack:
         sides = []
         for name, own in options.items():
-            launch = engines.ramiform(folder, dtype, port := engines.free_port())
-            launch = replace(launch, command=[*launch.command, "--wait-for-loops", *own])
-            engine = stack.enter_context(engines.running(launch, port, log.with_name(f"{name}.txt")))
+            launch = engines.ramiform(folder, dtype, "--wait-for-loops", *own)
+            engine = stack.enter_context(engines.running(launch, log.with_name(f"{name}.txt")))
             sides.append(Side(name, engine, in_language(engine)))
         done = {}
         for agent in chosen(agents):

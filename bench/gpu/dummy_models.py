@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ramiform.runtime.engine.kv_pool import KvPool
+from ramiform.runtime.engine.step_graphs import CudaCapture, StepGraphs
 from ramiform.runtime.models.config import ModelConfig, parse_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations
@@ -28,14 +30,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3-8B": _LLAMA
     | {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192},
-    "Llama-3.2-1B": _LLAMA
-    | {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
-    | {
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
     "Qwen3-0.6B": _QWEN3
     | {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072}
     | {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True}
@@ -91,6 +85,21 @@ def dummy_model(
         for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
             linear.finish()
         return Decoder(config, parameters, ops)
+
+
+def graphs_of(
+    model: Decoder, pool: KvPool, capture: Any, *, max_running: int, num_places: int, max_tokens: int
+) -> StepGraphs:
+    """Make graphs of the model's steps, captured by `capture` if it is not None, else by CUDA."""
+    return StepGraphs(
+        model,
+        pool.layers,
+        max_rows=max_running,
+        num_places=num_places,
+        captures=(),
+        capture=capture or CudaCapture(),
+        max_tokens=max_tokens,
+    )
 
 
 def decode_plans(num_rows: int, keys: int, *, temperature: float = 0.0) -> Iterator[tuple[ForwardPlan, SamplingPlan]]:

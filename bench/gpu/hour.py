@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -21,14 +22,13 @@ from typing import Any
 import torch
 
 from ramiform.bench.gpu import kernels
-from ramiform.bench.gpu.dummy_models import config_of, decode_plans, dummy_model, pages_of_row
-from ramiform.bench.gpu.measurements import Hour, Measurement, call_again
-from ramiform.bench.harness import cell
+from ramiform.bench.gpu.dummy_models import config_of, decode_plans, dummy_model, graphs_of, pages_of_row
+from ramiform.bench.gpu.measurements import Hour, Measurement
+from ramiform.bench.harness import cell, matrix, timed
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
-from ramiform.runtime.engine.step_graphs import CudaCapture, StepGraphs
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.planner.memory import read_bytes
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, Sample
@@ -79,10 +79,7 @@ def correctness(hour: Hour) -> Measurement:
         pool = KvPool(KvMemory(config, 64, device=hour.device, dtype=torch.float32))
         made = None
         if way == "graphs":
-            capture = CudaCapture() if hour.device.type == "cuda" else call_again
-            made = StepGraphs(
-                model, pool.layers, max_rows=4, num_places=256, captures=(), capture=capture, max_tokens=32
-            )
+            made = graphs_of(model, pool, hour.capture, max_running=4, num_places=256, max_tokens=32)
             with torch.inference_mode():
                 made.capture_all()
         engine = ForwardEngine(model, pool, graphs=made)
@@ -183,12 +180,9 @@ def prefill(hour: Hour, name: str, lengths: tuple[int, ...]) -> Measurement:
         pages = list(range(-(-length // PAGE_SIZE)))
         row = Row(rid="a", tokens=[1] * length, first_position=0, pages=pages, sample=Sample(temperature=0.0, draw=0))
         plan = ForwardPlan(step=0, copies=[], rows=[row])
-        times = []
-        for _ in range(1 if hour.dry else 6):
-            start = time.perf_counter()
-            engine.run(plan)
-            times.append(time.perf_counter() - start)
-        taken = sorted(times)[len(times) // 2]
+        taken = statistics.median(
+            timed(time.perf_counter, partial(engine.run, plan)) for _ in range(1 if hour.dry else 6)
+        )
         yield {"model": name, "tokens": length, "ms": 1e3 * taken, "TFLOP/s": flops * length / taken / 1e12}
 
 
@@ -213,12 +207,8 @@ def mixed_steps(hour: Hour, name: str) -> Measurement:
                 )
                 for index in range(batch if not hour.dry else 1)
             ]
-            times = []
-            for _ in range(2 if hour.dry else 20):
-                start = time.perf_counter()
-                engine.run(ForwardPlan(step=0, copies=[], rows=rows))
-                times.append(time.perf_counter() - start)
-            taken = sorted(times)[len(times) // 2]
+            run = partial(engine.run, ForwardPlan(step=0, copies=[], rows=rows))
+            taken = statistics.median(timed(time.perf_counter, run) for _ in range(2 if hour.dry else 20))
             yield {"model": name, "kind": kind, "rows": len(rows), "graphs": graphs, "ms": 1e3 * taken}
         del engine
         gc.collect()
@@ -283,11 +273,8 @@ SECTIONS: dict[str, list[tuple[str, Callable[[Hour], Measurement]]]] = {
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """Return one table of all measurements: each one's figures in a line, since their columns differ."""
-    lines = ["| what | figures |", "| --- | --- |"]
-    for row in rows:
-        figures = ", ".join(f"{name} {cell(value)}" for name, value in row.items() if name not in ("what", "at s"))
-        lines.append(f"| {row['what']} | {figures} |")
-    return "\n".join(lines)
+    said = [", ".join(f"{name} {cell(row[name])}" for name in row if name not in ("what", "at s")) for row in rows]
+    return matrix(["figures"], [(row["what"], [text]) for row, text in zip(rows, said, strict=True)], "what")
 
 
 def main() -> int:

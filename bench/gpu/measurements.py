@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ramiform.bench.gpu.dummy_models import config_of, dummy_model, pages_of_row
+from ramiform.bench.gpu.dummy_models import config_of, dummy_model, graphs_of, pages_of_row
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
-from ramiform.runtime.engine.step_graphs import CudaCapture, StepGraphs
+from ramiform.runtime.engine.step_graphs import StepGraphs
 from ramiform.runtime.models.kv_scales import KvScales
 
 Measurement = Iterator[dict[str, Any]]
@@ -39,6 +39,11 @@ class Hour:
     def dtype(self) -> torch.dtype:
         """Dtype of weights; Triton's interpreter computes no bfloat16."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    @property
+    def capture(self) -> Any:
+        """Return what captures graphs on a device without them: its replay is the forward itself. None: CUDA does."""
+        return None if self.device.type == "cuda" else lambda forward: forward
 
     def run(self, name: str, measure: Callable[[], Measurement]) -> None:
         """Run a measurement, and write its lines as they come."""
@@ -107,16 +112,8 @@ class Hour:
             memory.view(torch.uint8).zero_()
         made = None
         if graphs and StepGraphs.supports(model, pool.layers):
-            capture = CudaCapture() if self.device.type == "cuda" else call_again
-            made = StepGraphs(
-                model,
-                pool.layers,
-                max_rows=max_running,
-                num_places=context_length,
-                captures=(),
-                capture=capture,
-                max_tokens=16 if self.dry else 256,
-            )
+            sizes = {"max_running": max_running, "num_places": context_length, "max_tokens": 16 if self.dry else 256}
+            made = graphs_of(model, pool, self.capture, **sizes)
         engine = ForwardEngine(model, pool, context_length=context_length, max_running=max_running, graphs=made)
         if self.device.type == "cuda":
             engine.warm_up()
@@ -124,8 +121,3 @@ class Hour:
             with torch.inference_mode():
                 made.capture_all()
         return engine
-
-
-def call_again(forward: Callable[[], None]) -> Callable[[], None]:
-    """Return the forward itself: a capture for devices without graphs."""
-    return forward

@@ -24,13 +24,12 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
-from ramiform.bench.gpu.dummy_models import config_of, decode_plans
+from ramiform.bench.gpu.dummy_models import config_of, decode_plans, graphs_of
 from ramiform.kernels import transfer
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
-from ramiform.runtime.engine.step_graphs import StepGraphs
 from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters
@@ -161,15 +160,8 @@ def mocked_engine(
         compile_kernels(model, kv_dtype)
         made = None
         if graphs:
-            made = StepGraphs(
-                model,
-                pool.layers,
-                max_rows=max_running,
-                num_places=context_length,
-                captures=(),
-                capture=mocked_capture,
-                max_tokens=max_tokens,
-            )
+            sizes = {"max_running": max_running, "num_places": context_length, "max_tokens": max_tokens}
+            made = graphs_of(model, pool, mocked_capture, **sizes)
             made.capture_all()
     return ForwardEngine(model, pool, context_length=context_length, max_running=max_running, graphs=made)
 

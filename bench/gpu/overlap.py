@@ -126,24 +126,6 @@ def _completed(row: Row, own: Any) -> Row:
     return row if own is None else msgspec.structs.replace(row, sample=own.sample, mask=own.mask)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Figures of one batch. `idle` is the share of the time without work for the device, NaN if unknown."""
-
-    seconds: float
-    num_tokens: int
-    num_steps: int
-    idle: float
-
-    @property
-    def speed(self) -> float:
-        return self.num_tokens / self.seconds
-
-    @property
-    def milliseconds_per_step(self) -> float:
-        return 1e3 * self.seconds / self.num_steps
-
-
 class Bench:
     """One scheduler, and an engine that both orders of work drive."""
 
@@ -159,8 +141,11 @@ class Bench:
         self._engine: StepLauncher = self._core.engine if device is None else device
         self._now = time.perf_counter if device is None else device.clock.now
 
-    def run(self, kind: dict[str, Any], batch: int, *, ahead: bool) -> Figures:
-        """Prompts that share nothing, all at once, on an empty cache."""
+    def run(self, kind: dict[str, Any], batch: int, *, ahead: bool) -> dict[str, float]:
+        """Run prompts that share nothing, all at once, on an empty cache; return the figures of the run.
+
+        The device idles while it has no work; how long is not known of a real one.
+        """
         scheduler, num_tokens, num_steps = self._core.scheduler, 0, 0
 
         def on_step(plan: ForwardPlan, seconds: float) -> None:
@@ -176,8 +161,10 @@ class Bench:
             for answers in pipeline.advance():
                 num_tokens += _count(answers)
         seconds = self._now() - began
-        idle = float("nan") if self._device is None else 1 - (self._device.busy - busy) / seconds
-        return Figures(seconds, num_tokens, num_steps, idle)
+        found = {"tok/s": num_tokens / seconds, "steps": num_steps, "ms/step": 1e3 * seconds / num_steps}
+        if self._device is not None:
+            found["device idle %"] = 100 - 100 * (self._device.busy - busy) / seconds
+        return found
 
 
 def _requests(kind: dict[str, Any], batch: int, vocab_size: int) -> list[Generate]:
@@ -208,23 +195,13 @@ def compare(bench: Bench, name: str, batch: int, repeat: int) -> dict[str, Any]:
         repeat, {way: lambda _, ahead=ahead: bench.run(KINDS[name], batch, ahead=ahead) for way, ahead in ways.items()}
     )
     off, on = runs["off"], runs["on"]
-
-    def median(runs: list[Figures], value: str) -> float:
-        return statistics.median(getattr(run, value) for run in runs)
-
-    return {
-        "requests": name,
-        "batch": batch,
-        "tok/s off": median(off, "speed"),
-        "tok/s on": median(on, "speed"),
-        "on / off": median_ratio((run.speed for run in on), (run.speed for run in off)),
-        "steps off": round(median(off, "num_steps")),
-        "steps on": round(median(on, "num_steps")),
-        "ms/step off": median(off, "milliseconds_per_step"),
-        "ms/step on": median(on, "milliseconds_per_step"),
-        "device idle % off": 100 * median(off, "idle"),
-        "device idle % on": 100 * median(on, "idle"),
-    }
+    row: dict[str, Any] = {"requests": name, "batch": batch}
+    for figure in off[0]:
+        for way, own in runs.items():
+            row[f"{figure} {way}"] = statistics.median(run[figure] for run in own)
+        if figure == "tok/s":
+            row["on / off"] = median_ratio((run[figure] for run in on), (run[figure] for run in off))
+    return row
 
 
 def main(
@@ -246,7 +223,6 @@ def main(
         what += f", {launch_ms} ms of the host to launch"
     else:
         what = torch.cuda.get_device_name()
-        rows = [{key: value for key, value in row.items() if not key.startswith("device idle")} for row in rows]
     said = f"{bench.info.name}, {what}; {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, medians of {repeat}."
     report("One plan in flight", said, table(rows), out=out)
 

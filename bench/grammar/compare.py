@@ -21,7 +21,7 @@ from ramiform.bench.grammar.cases import Whitespace, load_cases
 from ramiform.bench.grammar.engines import KINDS
 from ramiform.bench.grammar.measure import Options, Result
 from ramiform.bench.grammar.pool import Setup, measure
-from ramiform.bench.grammar.report import engine_tables, failures_text, plot, slowest
+from ramiform.bench.grammar.report import engine_tables, failures_text, plot
 from ramiform.bench.grammar.tokens import find_tokenizer
 from ramiform.bench.harness import TEKKEN, CasesFolder, Only, Out, Sample, TokenizerFile, report
 
@@ -40,7 +40,6 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="steps only, no masks")] = False,
     forced: Annotated[bool, typer.Option("--forced", help="count forced tokens too")] = False,
     list_failures: Annotated[bool, typer.Option("--list-failures", help="each with its first instance")] = False,
-    worst: Annotated[int, typer.Option("--slowest", help="list so many of the schemas that cost most")] = 0,
     out: Out = None,
 ) -> None:
     names = engines.split(",")
@@ -71,8 +70,6 @@ def main(
     if out is not None and not quick and plot(by_engine, out.with_suffix(".png")):
         parts.append(f"![CPU time by percentile]({out.stem}.png)")
     report("Grammar engines side by side", *parts, out=out)
-    if worst:
-        print(slowest(results, worst))
     if list_failures:
         print(failures_text({case.name: case for case in cases}, results))
 

@@ -1,6 +1,6 @@
 """Savings of jump-forward: constrained outputs with and without it, interleaved, on one engine.
 
-    python -P bench/grammar/jump.py [MODEL] [--repeat N] [--json FILE]
+    python -P bench/grammar/jump.py [MODEL] [--repeat N] [--out FILE]
 
 Greedy, one thread. Texts may differ between the two: what is forced comes in the tokenizer's ids, where the model may
 have written the same text in others, and what it chooses next depends on them. So times are compared by the output's
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import typer
 
-from ramiform.bench.harness import Batches, Json, Model, Repeat, interleaved, median_ratio, numbers, report, table
+from ramiform.bench.harness import Batches, Model, Out, Repeat, interleaved, median_ratio, numbers, report, table
 from ramiform.bench.in_process import Cost, Output, play
 from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import Constraint as GrammarSource
@@ -210,7 +210,7 @@ def compare(bench: Bench, task: Task, order: PropertyOrder, batch: int, repeat: 
     }
 
 
-def main(model: Model = None, repeat: Repeat = 7, batches: Batches = "1,8", output: Json = None) -> None:
+def main(model: Model = None, repeat: Repeat = 7, batches: Batches = "1,8", out: Out = None) -> None:
     bench = Bench(model)
     rows = [
         compare(bench, task, order, batch, repeat)
@@ -219,7 +219,7 @@ def main(model: Model = None, repeat: Repeat = 7, batches: Batches = "1,8", outp
         for order in task.orders
     ]
     said = f"{bench.info.name}, {bench.info.dtype}, one thread, medians of {repeat}."
-    report("Jump-forward", said, table(rows), output=output, repeat=repeat, rows=rows)
+    report("Jump-forward", said, table(rows), out=out)
 
 
 if __name__ == "__main__":

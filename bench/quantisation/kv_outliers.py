@@ -11,7 +11,6 @@ training. Parts of int4 are left out by replacing their functions.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import shutil
@@ -20,21 +19,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from unittest.mock import patch
 
 import torch
 import typer
 from safetensors.torch import load_file, save_file
 
-from ramiform.bench.harness import Out, matrix, report
-from ramiform.bench.quantisation.skills import SEED
-from ramiform.examples.demo_model.corpus.mix import cases
+from ramiform.bench.harness import Documents, Out, matrix, report
+from ramiform.bench.quantisation.skills import held_out_tokens
 from ramiform.runtime.engine import PAGE_SIZE, build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.quantize.perplexity import perplexity
-from ramiform.runtime.tokenizer import load_tokenizer
 
 logger = logging.getLogger("bench")
 FACTOR = 20.0
@@ -105,15 +101,11 @@ def parts(kind: Kind) -> Iterator[None]:
         yield
 
 
-def main(
-    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 100, out: Out = None
-) -> None:
+def main(num_documents: Documents = 100, out: Out = None) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramiform").setLevel(logging.ERROR)
     logger.setLevel(logging.INFO)
-    encode = load_tokenizer(SHIPPED_MODEL).encode
-    texts = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
-    tokens = [token for text in texts for token in encode(text)]
+    tokens = held_out_tokens(num_documents)
     rows: dict[str, list[str]] = {}
     for head_dim, num_outliers in MODELS:
         cells: list[str] = []

@@ -24,8 +24,8 @@ import torch
 import typer
 
 from ramiform.bench import offline
-from ramiform.bench.harness import Out, interleaved, matrix, report
-from ramiform.bench.quantisation.skills import SEED, Answers, Greedy, answers, change
+from ramiform.bench.harness import Cases, Documents, Out, matrix, report
+from ramiform.bench.quantisation.skills import SEED, Answers, Greedy, answers, change, held_out_tokens
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
 from ramiform.runtime.core.main import LoadedCore, load_core
@@ -96,9 +96,7 @@ def sizes(cores: dict[Kind, LoadedCore]) -> Rows:
 
 
 def quality(cores: dict[Kind, LoadedCore], num_cases: int, num_documents: int) -> Rows:
-    documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
-    encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
-    tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
+    tokens = held_out_tokens(num_documents)
     prompts = [case.prompt for skill in SKILLS if skill != "react" for case in cases_of(skill, SEED + 1, num_cases)]
     rows: Rows = defaultdict(list)
     exact: list[str] = []
@@ -127,22 +125,15 @@ def quality(cores: dict[Kind, LoadedCore], num_cases: int, num_documents: int) -
 def speeds(cores: dict[Kind, LoadedCore], repeat: int) -> Rows:
     rows: Rows = {}
     for scenario in SCENARIOS:
-        batch = offline.prompts(scenario, read_config(SHIPPED_MODEL).vocab_size, 0)
-        seconds = interleaved(
-            repeat,
-            {
-                str(kind): lambda _, core=core: offline.run_ramiform(core, scenario, batch)  # type: ignore[misc]  # noqa: B023
-                for kind, core in cores.items()
-            },
-        )
-        medians = [statistics.median(own) for own in seconds.values()]
+        by_kind = offline.median_seconds({str(kind): core for kind, core in cores.items()}, scenario, repeat)
+        medians = list(by_kind.values())
         rows[f"speed, {scenario.name}"] = [f"{medians[0] / median:.2f}" for median in medians]
     return rows
 
 
 def main(
-    num_cases: Annotated[int, typer.Option("--cases", help="per skill; 0: no quality")] = 100,
-    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 600,
+    num_cases: Cases = 100,
+    num_documents: Documents = 600,
     repeat: Annotated[int, typer.Option(help="runs of each speed; 0: none")] = 5,
     out: Out = None,
 ) -> None:

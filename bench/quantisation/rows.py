@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +27,9 @@ import transformers
 import typer
 from safetensors.torch import load_file, save_file
 
-from ramiform.bench.harness import Only, Out, matrix, report
+from ramiform.bench.harness import Cases, Documents, Only, Out, matrix, report
 from ramiform.bench.quantisation import formats, skills
-from ramiform.bench.quantisation.weights import Kind, Rows, core_of
-from ramiform.examples.demo_model.corpus.mix import cases
+from ramiform.bench.quantisation.weights import Kind, core_of
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE
@@ -189,24 +188,19 @@ def measure(kind: Kind, model: Path, folder: Path, texts: list[list[int]], num_c
         cells[f"- computed, {name}"] = f"{errors(found, exact)} ({100 * change:+.2f} %)"
     cells["error of logits, rows of floats"] = errors(runtime_logits(Kind(dense, "float32"), texts[:WINDOWS]), exact)
     if num_cases:
-        answers = {
-            "floats": skills.answers(floats, num_cases),
-            "own": skills.answers(own, num_cases),
-        }
+        answers = {name: skills.answers(core, num_cases) for name, core in (("floats", floats), ("own", own))}
         for title, (share, moved) in skills.skill_rows(answers, "floats"):
             cells[title] = f"{share}, {moved}"
     return cells
 
 
 def main(
-    num_cases: Annotated[int, typer.Option("--cases", help="per skill; 0: no answers")] = 100,
-    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 300,
+    num_cases: Cases = 100,
+    num_documents: Documents = 300,
     only: Only = "",
     out: Out = None,
 ) -> None:
-    documents = itertools.islice(cases(skills.SEED, held_out=True, wide=True), num_documents)
-    encode = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
-    tokens = [token for case in documents for token in encode(case.document, add_special_tokens=False)]
+    tokens = skills.held_out_tokens(num_documents)
     texts = [tokens[start : start + WINDOW] for start in range(0, len(tokens), WINDOW)]
     tables = []
     with tempfile.TemporaryDirectory() as place:
@@ -221,7 +215,7 @@ def main(
                 if only in name:
                     kind = make(model, folder / f"{number} {name}")
                     found[name] = measure(kind, model, folder / f"{number} {name} dense", texts, num_cases)
-            rows: Rows = [(row, [cells[row] for cells in found.values()]) for row in next(iter(found.values()))]
+            rows: skills.Rows = [(row, [cells[row] for cells in found.values()]) for row in next(iter(found.values()))]
             tables.append(f"## {title}\n\n{matrix(found, rows)}")
             print(tables[-1], flush=True)
     report("Rows rounded to int8", *tables, out=out)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ramiform.bench.in_process import play
 from ramiform.examples.demo_model import evaluate
-from ramiform.examples.demo_model.corpus.mix import SKILLS, cases_of
+from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
 from ramiform.runtime.core.main import LoadedCore
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.core import Generate
@@ -21,6 +21,14 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 
 SEED = 31
 Answers = dict[str, list[bool]]  # by skill: whether each case is right
+Rows = list[tuple[str, list[str]]]  # a cell for each kind
+
+
+def held_out_tokens(num_documents: int) -> list[int]:
+    """Return the tokens of documents that the model was not trained on."""
+    encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
+    documents = itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)
+    return [token for case in documents for token in encode(case.document, add_special_tokens=False)]
 
 
 class Greedy(evaluate.Greedy):
@@ -81,7 +89,7 @@ def change(dense: list[bool], other: list[bool]) -> Change:
     return Change(lost=pairs.count((True, False)), won=pairs.count((False, True)), cases=len(pairs))
 
 
-def skill_rows(by_kind: dict[str, Answers], baseline: str) -> list[tuple[str, list[str]]]:
+def skill_rows(by_kind: dict[str, Answers], baseline: str) -> Rows:
     """A row per skill and one of all: the baseline's share of right answers, and what changes for the others."""
 
     def cells(of: dict[str, list[bool]]) -> list[str]:

@@ -14,10 +14,8 @@ Speeds are medians of interleaved runs, given as the baseline's time over the ot
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import re
-import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -25,14 +23,12 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-import transformers
 import typer
 
 from ramiform.bench import offline
-from ramiform.bench.harness import Out, interleaved, matrix, report
+from ramiform.bench.harness import Cases, Documents, Out, matrix, report
 from ramiform.bench.quantisation import formats, skills
 from ramiform.bench.random_models import qwen2_shaped
-from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.linear import Linear
@@ -62,7 +58,6 @@ BYTES = 1 << 27  # of the layers that take turns
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
 SECONDS = 0.15  # of a measurement, of which the least of three counts
 Kinds = dict[str, Kind]  # the baseline first
-Rows = list[tuple[str, list[str]]]  # a cell for each kind
 
 
 def rounded_while_loading(path: Path) -> Kinds:
@@ -76,12 +71,8 @@ def core_of(kind: Kind) -> LoadedCore:
     return load_core(config)
 
 
-def quality(kinds: Kinds, num_cases: int, num_documents: int) -> Rows:
-    documents = [
-        case.document for case in itertools.islice(cases(skills.SEED, held_out=True, wide=True), num_documents)
-    ]
-    encode = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
-    tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
+def quality(kinds: Kinds, num_cases: int, num_documents: int) -> skills.Rows:
+    tokens = skills.held_out_tokens(num_documents)
     found, perplexities = {}, []
     for name, kind in kinds.items():
         core = core_of(kind)
@@ -110,7 +101,7 @@ def _resident(field: str) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
-def costs(kinds: Kinds, repeat: int) -> Rows:
+def costs(kinds: Kinds, repeat: int) -> skills.Rows:
     spawn = multiprocessing.get_context("spawn")
     figures = []
     for kind in kinds.values():
@@ -121,23 +112,14 @@ def costs(kinds: Kinds, repeat: int) -> Rows:
         ("peak of loading, MB", [f"{figure.peak:,.0f}" for figure in figures]),
     ]
     cores = {name: core_of(kind) for name, kind in kinds.items()}
-    vocab_size = cores[BASELINE].info.vocab_size
     for scenario in SCENARIOS:
-        batches = [offline.prompts(scenario, vocab_size, seed) for seed in range(repeat + 1)]
-        seconds = interleaved(
-            repeat,
-            {
-                name: lambda seed, core=core: offline.run_ramiform(core, scenario, batches[seed])  # type: ignore[misc]  # noqa: B023
-                for name, core in cores.items()
-            },
-        )
-        medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+        medians = offline.median_seconds(cores, scenario, repeat)
         rows.append((f"tok/s, {scenario.name}", [f"{scenario.work / taken:,.0f}" for taken in medians.values()]))
         rows.append(("- against bf16", [f"{medians[BASELINE] / taken:.2f}" for taken in medians.values()]))
     return rows
 
 
-def product_rows(kinds: dict[str, QuantizeName | None]) -> Rows:
+def product_rows(kinds: dict[str, QuantizeName | None]) -> skills.Rows:
     """Return, for each number of rows, the baseline's processor time over every kind's: above 1 is faster.
 
     Several layers take turns, more than the caches of a CPU hold, as the layers of a model do.
@@ -176,8 +158,8 @@ def _seconds(layers: list[Linear], x: torch.Tensor) -> float:
 
 
 def main(
-    num_cases: Annotated[int, typer.Option("--cases", help="per skill; 0: no answers and no perplexity")] = 400,
-    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 300,
+    num_cases: Cases = 400,
+    num_documents: Documents = 300,
     repeat: Annotated[int, typer.Option(help="runs of each speed; 0: no bytes and no speeds")] = 5,
     bigger: Annotated[bool, typer.Option(help="bytes and speeds of the bigger model too")] = True,
     products: Annotated[bool, typer.Option(help="single products by their number of rows")] = True,

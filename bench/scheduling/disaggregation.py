@@ -1,6 +1,6 @@
 """Compares prefill and decode apart with equal replicas: the time between tokens, by simulated step costs.
 
-    python -P bench/scheduling/disaggregation.py [--json FILE]
+    python -P bench/scheduling/disaggregation.py [--out FILE]
 
 Streams decode; bursts of long prompts arrive. Two replicas that do both, each with half of all requests, are compared
 with a prefill and a decode replica. Scheduler, prefix cache and transfers are the runtime's own; a step takes
@@ -10,28 +10,26 @@ Messages are handled between steps, as in the core.
 
 from __future__ import annotations
 
-import heapq
 import random
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
 import torch
 import typer
 
-from ramiform.bench.harness import Json, report, table
-from ramiform.bench.scheduling.simulation import VOCABULARY, NoGrammars, make_believe
+from ramiform.bench.harness import Out, report, table
+from ramiform.bench.scheduling.simulation import VOCABULARY, VirtualTime, make_believe, make_scheduler
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.engine.kv_pool import KvShape
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
-from ramiform.runtime.scheduler.scheduler import Scheduler
 from ramiform.runtime.transfer.exporter import PrefixExporter
 from ramiform.runtime.transfer.fetcher import PrefixFetcher
 from ramiform.runtime.transfer.messages import CancelFetch, FetchEnded, FetchPrefix, PagesSent, PagesTaken
@@ -87,27 +85,10 @@ class Timing:
     tokens: list[float] = field(default_factory=list)
 
 
-class Clock:
-    """Virtual time: what is due runs in order."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
-
-    def at(self, when: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (when, next(self._serial), do))
-
-    def run(self, until: Callable[[], bool]) -> None:
-        while not until():
-            self.now, _, do = heapq.heappop(self._due)
-            do()
-
-
 class Replica:
     """A core that computes one step after the other; messages of other replicas wait for its step to end."""
 
-    def __init__(self, clock: Clock, costs: Costs, num_pages: int, prefill_budget: int) -> None:
+    def __init__(self, clock: VirtualTime, costs: Costs, num_pages: int, prefill_budget: int) -> None:
         self.clock, self.costs = clock, costs
         self.cache = PrefixCache(num_pages)
         self.pages = CachePages(self.cache, NoMemory())
@@ -120,13 +101,9 @@ class Replica:
         self.fetcher: PrefixFetcher | None = None
         self.exporter: PrefixExporter | None = None
         config = CoreConfig(prefill_budget=prefill_budget, max_running=256, speculative="off")
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             config,
-            cache=self.cache,
-            vocabulary=VOCABULARY,
-            grammars=NoGrammars(),  # type: ignore[arg-type]
-            context_length=1 << 20,
-            retokenise=lambda before, data: [],
+            self.cache,
             fetch_prefix=lambda request: None if self.fetcher is None else self.fetcher.fetch(request),
         )
 
@@ -223,7 +200,7 @@ def connect(prefill: Replica, decode: Replica, min_tokens: int) -> None:
 
 def simulate(load: Load, costs: Costs, *, apart: bool, budget: int, num_pages: int = 1 << 15) -> dict[str, float]:
     """Milliseconds between the streams' tokens during the bursts, and to the prompts' first tokens."""
-    clock, draw = Clock(), random.Random(0)
+    clock, draw = VirtualTime(), random.Random(0)
     replicas = [Replica(clock, costs, num_pages, budget) for _ in range(2)]
     targets = replicas
     if apart:
@@ -242,7 +219,8 @@ def simulate(load: Load, costs: Costs, *, apart: bool, budget: int, num_pages: i
                 lambda target=target, rid=rid, tokens=tokens: target.ask(rid, tokens, load.output_tokens),  # type: ignore[misc]
             )
     num_prompts = load.num_bursts * load.burst_size
-    clock.run(lambda: sum(replica.num_done for replica in replicas) >= num_prompts)
+    while sum(replica.num_done for replica in replicas) < num_prompts:
+        clock.run_next()
     timings = {rid: timing for replica in replicas for rid, timing in replica.timings.items()}
     gaps = sorted(
         later - earlier
@@ -278,7 +256,7 @@ def main(
     burst_seconds: Annotated[float, typer.Option(help="from one burst to the next")] = 1.5,
     prompt_tokens: Annotated[int, typer.Option(help="of a prompt")] = 4096,
     output_tokens: Annotated[int, typer.Option(help="of a prompt's output")] = 64,
-    output: Json = None,
+    out: Out = None,
 ) -> None:
     costs = Costs(step_ms / 1e3, prefill_us / 1e6, decode_us / 1e6, gigabytes * 1e9)
     load = Load(num_streams, num_bursts, burst_size, burst_seconds, prompt_tokens, output_tokens)
@@ -295,7 +273,7 @@ def main(
         f"{burst_seconds:g} s; a step of {step_ms:g} ms + {prefill_us:g} us a prompt token + {decode_us:g} us a row; "
         f"{gigabytes:g} GB/s"
     )
-    report("Prefill and decode apart, simulated", said, table(rows), output=output, rows=rows)
+    report("Prefill and decode apart, simulated", said, table(rows), out=out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ first one as the baseline.
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import random
@@ -20,21 +19,26 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Annotated, Literal
 
 import httpx
 import typer
 
 from ramiform.bench.harness import cpu_seconds, interleaved, percentile, report, table
-from ramiform.bench.scheduling.simulation import STEP_SECONDS, TOKEN_SECONDS, VOCABULARY, NoGrammars, make_believe
+from ramiform.bench.scheduling.simulation import (
+    STEP_SECONDS,
+    TOKEN_SECONDS,
+    VOCABULARY,
+    VirtualTime,
+    make_believe,
+    make_scheduler,
+)
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.events import Cleared, Removed, Stored, page_hash
 from ramiform.radix.packed_tokens import pack
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler.scheduler import Scheduler
 
 PAGE = 16
 MEMORY_SECONDS = 120.0  # an approximate router forgets what it sent after this: Dynamo's default
@@ -103,14 +107,7 @@ class Replica:
 
     def __post_init__(self) -> None:
         self.cache = PrefixCache(self.num_pages, events=True)
-        self.scheduler = Scheduler(
-            CoreConfig(order="fcfs", eviction="lru"),
-            cache=self.cache,
-            vocabulary=VOCABULARY,
-            grammars=NoGrammars(),
-            context_length=1 << 20,
-            retokenise=lambda before, data: [],
-        )
+        self.scheduler = make_scheduler(CoreConfig(order="fcfs", eviction="lru"), self.cache)
 
     def overlap(self, hashes: Sequence[int], now: float) -> int:
         """Return how many pages of a prompt the router believes to be here."""
@@ -140,37 +137,31 @@ class Cluster:
         self.replicas = [Replica(number, num_pages) for number in range(num_replicas)]
         self.knowledge = knowledge
         self.delay = delay
-        self.now = 0.0
+        self.time = VirtualTime()
         self.turns: list[Turn] = []
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
         self._running: dict[str, tuple[Turn, Replica, Callable[[list[int]], None], list[int]]] = {}
         self._next = 0
-
-    def after(self, seconds: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (self.now + seconds, next(self._serial), then))
 
     def play(self, load: Sequence[Session]) -> None:
         """Play all sessions to their ends."""
         for number, session in enumerate(load):
-            self.after(
+            self.time.after(
                 session.start, lambda number=number, session=session: self._turn(number, session, 0, session.system, 0)
             )
-        while self._timers:
-            self.now, _, then = heapq.heappop(self._timers)
-            then()
+        while self.time.next_due < math.inf:
+            self.time.run_next()
         assert not self._running
 
     def _turn(self, number: int, session: Session, index: int, before: list[int], reusable: int) -> None:
         said, num_output, _ = session.turns[index]
-        turn = Turn(number, [*before, *said], num_output, self.now, reusable)
+        turn = Turn(number, [*before, *said], num_output, self.time.now, reusable)
         self.turns.append(turn)
 
         def then(output: list[int]) -> None:
             whole = [*turn.tokens, *output]
             if index + 1 < len(session.turns):
                 pause = session.turns[index + 1][2]
-                self.after(pause, lambda: self._turn(number, session, index + 1, whole, len(whole) - 1))
+                self.time.after(pause, lambda: self._turn(number, session, index + 1, whole, len(whole) - 1))
 
         self._submit(turn, then)
 
@@ -180,10 +171,10 @@ class Cluster:
         rid = f"{turn.session} {len(self.turns)}"
         replica.pages_of[rid] = len(hashes)
         if self.knowledge == "sent":
-            replica.known.update(dict.fromkeys(hashes, self.now + MEMORY_SECONDS))
+            replica.known.update(dict.fromkeys(hashes, self.time.now + MEMORY_SECONDS))
         self._running[rid] = (turn, replica, then, [])
         sampling = SamplingParams(max_new_tokens=turn.num_output, ignore_eos=True, seed=zlib.crc32(rid.encode()))
-        self._take(replica.scheduler.handle(Generate(rid=rid, tokens=turn.tokens, sampling=sampling), self.now))
+        self._take(replica.scheduler.handle(Generate(rid=rid, tokens=turn.tokens, sampling=sampling), self.time.now))
         self._wake(replica)
 
     def _choose(self, hashes: Sequence[int]) -> Replica:
@@ -194,39 +185,39 @@ class Cluster:
         return min(
             self.replicas,
             key=lambda each: (
-                len(hashes) - each.overlap(hashes, self.now) + sum(each.pages_of.values()),
+                len(hashes) - each.overlap(hashes, self.time.now) + sum(each.pages_of.values()),
                 each.number,
             ),
         )
 
     def _wake(self, replica: Replica) -> None:
-        if replica.free_at <= self.now:
+        if replica.free_at <= self.time.now:
             self._step(replica)
 
     def _step(self, replica: Replica) -> None:
-        plan = replica.scheduler.plan(self.now)
+        plan = replica.scheduler.plan(self.time.now)
         self._take(replica.scheduler.answers())
         if plan is None:
             return
         seconds = STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens
-        replica.free_at = self.now + seconds
+        replica.free_at = self.time.now + seconds
 
         def done() -> None:
             replica.free_at = 0.0
-            self._take(replica.scheduler.commit(plan, make_believe(plan), self.now))
+            self._take(replica.scheduler.commit(plan, make_believe(plan), self.time.now))
             events = replica.cache.take_events()
             if self.knowledge == "events" and events:
-                self.after(self.delay, lambda: replica.learn(events))
+                self.time.after(self.delay, lambda: replica.learn(events))
             self._wake(replica)
 
-        self.after(seconds, done)
+        self.time.after(seconds, done)
 
     def _take(self, messages: Sequence[object]) -> None:
         for message in messages:
             assert isinstance(message, Tokens), message
             turn, replica, then, output = self._running[message.rid]
             if turn.first is None:
-                turn.first, turn.num_cached = self.now, message.num_cached
+                turn.first, turn.num_cached = self.time.now, message.num_cached
             output += message.ids
             if message.finish is not None:
                 del self._running[message.rid], replica.pages_of[message.rid]

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import heapq
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.protocol.core import EndStates, FromCore, Generate, RequestFailed, SoftPin, Tokens
+from ramiform.runtime.protocol.core import EndStates, FromCore, Generate, RequestFailed, SoftPin, ToCore, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
 
-from .programs import Asked, Event, Run, States, Workload, play_all
+from .programs import Asked, End, Event, Fork, Gen, Join, Run, Say, Steps, Think, Together, Workload
 
 VOCABULARY = VocabularyInfo(32768, [b" word"] * 32768, frozenset())
 STEP_SECONDS, TOKEN_SECONDS = 2e-3, 1e-4
@@ -35,72 +37,167 @@ class NoGrammars:
         raise NotImplementedError("workloads have no constraints")
 
 
-class Program(States):
-    """A program whose requests go to the scheduler, with the claims that a frontend would make."""
+class Program:
+    """A program whose requests go to the scheduler, with the soft pins that a frontend would make."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
-        super().__init__()
         self._simulation = simulation
-        self._began = simulation.now
+        self._began = simulation.time.now
         self._name = f"program {number}"
         self._num_requests = 0
+        self._ids: dict[int, list[int]] = {0: []}  # of each state
+        self._num_inherited = {0: 0}
         # Of each state: who it descends from and has not yet spoken for, with what they held.
         self._ancestors: dict[int, list[tuple[int, int]]] = {0: []}
 
-    def fork(self, state: int, children: Sequence[int]) -> None:
-        super().fork(state, children)
+    def play(self, steps: Steps, then: Callable[[], None]) -> None:
+        """Begin to play `steps`; `then` is called after the last one."""
+        remaining = iter(steps)
+
+        def go_on() -> None:
+            for step in remaining:
+                match step:
+                    case Say(state, tokens):
+                        self._ids[state] += tokens
+                    case Fork(state, children):
+                        self._fork(state, children)
+                    case Join(state, children):
+                        for child in children:
+                            self._ids[state] += self._ids[child][self._num_inherited[child] :]
+                    case End(states):
+                        self._end(states)
+                    case Gen(state, num_tokens):
+                        return self._generate(state, num_tokens, go_on)
+                    case Think(seconds):
+                        return self._simulation.time.after(seconds, go_on)
+                    case Together(branches):
+                        return self._play_together(branches, go_on)
+            return then()
+
+        go_on()
+
+    def _play_together(self, branches: Sequence[Steps], then: Callable[[], None]) -> None:
+        left = count(len(branches) - 1, -1)
+        for branch in branches:
+            self.play(branch, lambda: None if next(left) else then())
+
+    def _fork(self, state: int, children: Sequence[int]) -> None:
         for child in children:
-            self._ancestors[child] = [*self._ancestors[state], (state, len(self.ids[state]))]
+            self._ids[child] = self._ids[state].copy()
+            self._num_inherited[child] = len(self._ids[state])
+            self._ancestors[child] = [*self._ancestors[state], (state, len(self._ids[state]))]
 
-    def end(self, states: Sequence[int]) -> None:
-        super().end(states)
-        if not self.ids:
-            self._simulation.job_times.append(self._simulation.now - self._began)
-        self._simulation.send(EndStates(self._name, list(states) if self.ids else None))
+    def _end(self, states: Sequence[int]) -> None:
+        for state in states:
+            del self._ids[state]
+        if not self._ids:
+            self._simulation.job_times.append(self._simulation.time.now - self._began)
+        self._simulation.send(EndStates(self._name, list(states) if self._ids else None))
 
-    def generate(self, state: int, num_tokens: int, then: Callable[[], None]) -> None:
-        unmoved = [(number, held) for number, held in self._ancestors[state] if len(self.ids.get(number, ())) == held]
+    def _generate(self, state: int, num_tokens: int, then: Callable[[], None]) -> None:
+        unmoved = [(number, held) for number, held in self._ancestors[state] if len(self._ids.get(number, ())) == held]
         self._ancestors[state] = []
         name = f"{self._name}, request {self._num_requests}"
         self._num_requests += 1
 
         def finish(output: list[int]) -> None:
-            self.ids[state] += output
+            self._ids[state] += output
             then()
 
-        self._simulation.submit(
-            Generate(
-                rid=name,
-                tokens=self.ids[state].copy(),
-                sampling=SamplingParams(
-                    max_new_tokens=num_tokens, ignore_eos=True, seed=zlib.crc32(f"{self._name} {state}".encode())
-                ),
-                program=self._name,
-                claims=[*(SoftPin(number, held) for number, held in unmoved), SoftPin(state)],
-            ),
-            finish,
+        seed = zlib.crc32(f"{self._name} {state}".encode())
+        request = Generate(
+            rid=name,
+            tokens=self._ids[state].copy(),
+            sampling=SamplingParams(max_new_tokens=num_tokens, ignore_eos=True, seed=seed),
+            program=self._name,
+            claims=[*(SoftPin(number, held) for number, held in unmoved), SoftPin(state)],
         )
-
-    def think(self, seconds: float, then: Callable[[], None]) -> None:
-        self._simulation.after(seconds, then)
+        self._simulation.submit(request, finish)
 
 
-class Simulation:
+class VirtualTime:
+    """What is due runs in order."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = count()
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when, next(self._serial), do))
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self.at(self.now + seconds, do)
+
+    @property
+    def next_due(self) -> float:
+        """Return when something is due; infinity if nothing is."""
+        return self._due[0][0] if self._due else float("inf")
+
+    def run_next(self) -> None:
+        when, _, do = heapq.heappop(self._due)
+        self.now = max(self.now, when)
+        do()
+
+
+def make_scheduler(
+    config: CoreConfig, cache: PrefixCache, vocabulary: VocabularyInfo = VOCABULARY, **others: Any
+) -> Scheduler:
+    """Make a scheduler of requests without constraints."""
+    return Scheduler(
+        config,
+        cache=cache,
+        vocabulary=vocabulary,
+        grammars=NoGrammars(),
+        context_length=1 << 20,
+        retokenise=lambda before, data: [],
+        **others,
+    )
+
+
+class VirtualCore(ABC):
     """One core's scheduler and cache with an engine that takes no time but virtual time."""
 
+    def __init__(self, config: CoreConfig, cache: PrefixCache, vocabulary: VocabularyInfo = VOCABULARY) -> None:
+        self.cache = cache
+        self.time = VirtualTime()
+        self._scheduler = make_scheduler(config, cache, vocabulary)
+
+    def play(self) -> None:
+        """Run until nothing is due or can be planned."""
+        time, scheduler = self.time, self._scheduler
+        while True:
+            while time.next_due <= time.now:
+                time.run_next()
+            plan = scheduler.plan(time.now)
+            self.take(scheduler.answers())
+            if plan is not None:
+                time.now += self.seconds_of(plan)
+                self.take(scheduler.commit(plan, self.result_of(plan), time.now))
+            elif time.next_due < float("inf"):
+                time.now = max(time.now, time.next_due)
+            else:
+                return
+
+    def send(self, message: ToCore) -> None:
+        self.take(self._scheduler.handle(message, self.time.now))
+
+    def seconds_of(self, plan: ForwardPlan) -> float:
+        return STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens
+
+    def result_of(self, plan: ForwardPlan) -> ForwardResult:
+        return make_believe(plan)
+
+    @abstractmethod
+    def take(self, messages: Sequence[FromCore]) -> None:
+        """Take what the scheduler answers."""
+
+
+class Simulation(VirtualCore):
+    """Plays workloads."""
+
     def __init__(self, config: CoreConfig, cache: PrefixCache) -> None:
-        self._cache = cache
-        self._scheduler = Scheduler(
-            config,
-            cache=cache,
-            vocabulary=VOCABULARY,
-            grammars=NoGrammars(),
-            context_length=1 << 20,
-            retokenise=lambda before, data: [],  # nothing here is constrained
-        )
-        self.now = 0.0
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
+        super().__init__(config, cache)
         self._requests: dict[str, Asked] = {}
         self._waiting: dict[str, Callable[[list[int]], None]] = {}
         self.peak_pages = 0  # in use or cached, at most
@@ -110,46 +207,39 @@ class Simulation:
 
     def run(self, workload: Workload) -> Run:
         """Play the whole workload. Raises AssertionError when something never ends."""
-        play_all(workload, lambda number: Program(self, number))
-        while True:
-            while self._timers and self._timers[0][0] <= self.now:
-                heapq.heappop(self._timers)[2]()
-            plan = self._scheduler.plan(self.now)
-            self._take(self._scheduler.answers())
-            if plan is not None:
-                for row in plan.rows:
-                    if row.rid not in self._started:  # else: it decodes, or had been retracted
-                        self._started.add(row.rid)
-                        self.events.append(("starts", self._requests[row.rid]))
-                self.now += STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens
-                self.peak_pages = max(self.peak_pages, self._cache.num_pages - self._cache.num_free)
-                self._take(self._scheduler.commit(plan, make_believe(plan), self.now))
-            elif self._timers:
-                self.now = self._timers[0][0]
-            else:
-                break
-        assert not self._waiting, "requests without an answer"
-        return Run(list(self._requests.values()), self.now)
+        waiting = iter(enumerate(workload.programs))
 
-    def send(self, message: EndStates | Generate) -> None:
-        self._take(self._scheduler.handle(message, self.now))
+        def start_next() -> None:
+            for number, steps in waiting:
+                return Program(self, number).play(steps, start_next)
+
+        for _ in range(workload.concurrency):
+            start_next()
+        self.play()
+        assert not self._waiting, "requests without an answer"
+        return Run(list(self._requests.values()))
+
+    def seconds_of(self, plan: ForwardPlan) -> float:
+        for row in plan.rows:
+            if row.rid not in self._started:  # else: it decodes, or had been retracted
+                self._started.add(row.rid)
+                self.events.append(("starts", self._requests[row.rid]))
+        self.peak_pages = max(self.peak_pages, self.cache.num_pages - self.cache.num_free)
+        return super().seconds_of(plan)
 
     def submit(self, request: Generate, then: Callable[[list[int]], None]) -> None:
-        self._requests[request.rid] = Asked(request.tokens, self.now)
+        self._requests[request.rid] = Asked(request.tokens, self.time.now)
         self._waiting[request.rid] = then
         self.send(request)
 
-    def after(self, seconds: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (self.now + seconds, next(self._serial), then))
-
-    def _take(self, messages: Sequence[FromCore]) -> None:
+    def take(self, messages: Sequence[FromCore]) -> None:
         for message in messages:
             assert not isinstance(message, RequestFailed), message
             if not isinstance(message, Tokens):
                 continue
             request = self._requests[message.rid]
             if request.first_token is None:
-                request.first_token = self.now
+                request.first_token = self.time.now
                 request.num_cached = message.num_cached
             request.output.extend(message.ids)
             if message.finish is not None:

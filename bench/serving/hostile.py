@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import random
 import selectors
 import socket
@@ -32,8 +33,15 @@ from ramiform.bench.raw_http import RawClient
 TARGET = 2.0  # of each p99, with and without them
 MAX_TOKENS = 16
 NUM_CLIENTS = 6
-KINDS = ["idle", "slow head", "half body", "garbage", "header flood", "no reader"]
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+FIRST_BYTES = {  # of each kind of client
+    "idle": b"",
+    "slow head": HEAD[:40],
+    "half body": HEAD + b'content-length: 100000\r\n\r\n{"text": "',
+    "garbage": random.Random(1).randbytes(1000),
+    "header flood": HEAD + b"".join(b"x-%d: %s\r\n" % (number, b"y" * 400) for number in range(160)),
+    "no reader": b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n",
+}
 DRIP_SECONDS = 1.0  # between the bytes of a slow head or body
 
 
@@ -101,7 +109,7 @@ class Attack:
         connection.connect(("127.0.0.1", self.port))
         connection.setblocking(False)
         self.counts["opened"] += 1
-        connection.send(_first_bytes(client.kind))
+        connection.send(FIRST_BYTES[client.kind])
         if client.kind != "no reader":
             selector.register(connection, selectors.EVENT_READ, client)
 
@@ -127,21 +135,6 @@ class Attack:
             connection.close()
         client.num_ended += 1
         self._later(client, self.opening)
-
-
-def _first_bytes(kind: str) -> bytes:
-    match kind:
-        case "slow head":
-            return HEAD[:40]
-        case "half body":
-            return HEAD + b'content-length: 100000\r\n\r\n{"text": "'
-        case "garbage":
-            return random.randbytes(1000)
-        case "header flood":
-            return HEAD + b"".join(b"x-%d: %s\r\n" % (number, b"y" * 400) for number in range(160))
-        case "no reader":
-            return b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
-    return b""
 
 
 @dataclass
@@ -217,8 +210,8 @@ def attacked(url: str, attack: Sequence[int], seconds: float) -> tuple[Measured,
 
 
 def _attack(port: int, connections: int, addresses: int, opening: int) -> None:
-    random.seed(1)
-    clients = [Hostile(KINDS[n % len(KINDS)], f"127.0.0.{2 + n % addresses}") for n in range(connections)]
+    kinds = itertools.cycle(FIRST_BYTES)
+    clients = [Hostile(next(kinds), f"127.0.0.{2 + n % addresses}") for n in range(connections)]
     attack = Attack(port, clients, opening)
     print("begins", flush=True)
     attack.run(sys.stdin.fileno())

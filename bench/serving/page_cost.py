@@ -1,6 +1,6 @@
 """Measure the page's cost: throughput without and with a viewer, and the work and bytes of large logs and trees.
 
-    python -P bench/serving/page_cost.py [--rounds 8] [--json FILE]
+    python -P bench/serving/page_cost.py [--rounds 8] [--out FILE]
 
 The same requests go in turn to a server with `--no-page`, to one with the page that nobody looks at, and to that one
 with a viewer of all topics. The ratios of a round's throughputs count, and those of the servers' processor time per
@@ -29,7 +29,7 @@ from websockets.sync.client import connect
 
 import ramiform
 from ramiform.bench import harness
-from ramiform.bench.harness import Json, cpu_seconds, interleaved, median_ratio, percentile, report
+from ramiform.bench.harness import Out, cpu_seconds, interleaved, median_ratio, percentile, report
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.core.main import start_collections
 from ramiform.runtime.core.tree_view import TreeViewer
@@ -314,13 +314,13 @@ def main(
     nodes: Annotated[int, typer.Option(help="nodes of the tree")] = 100_000,
     records: Annotated[int, typer.Option("--programs", help="records in the log")] = 10_000,
     updates: Annotated[int, typer.Option(help="messages about the tree, and the log")] = 60,
-    output: Json = None,
+    out: Out = None,
 ) -> None:
     figures: dict[str, Any] = {"tree": tree(nodes, updates), "log": asyncio.run(programs(records, updates))}
     if rounds:
         figures["servers"] = servers(rounds, requests, concurrency)
     tables = [f"## {name}\n\n{harness.figures(values)}" for name, values in figures.items()]
-    report("The page's cost", *tables, output=output, **figures)
+    report("The page's cost", *tables, out=out)
 
 
 if __name__ == "__main__":

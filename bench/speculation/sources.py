@@ -10,8 +10,7 @@ else the machine does meets all alike. A ratio is the median, over rounds, of a 
 decoding's in the same round.
 
 `--random HIDDENxLAYERS` makes a random bfloat16 checkpoint of Qwen2's shape instead (896x24 is that of 0.5B), whose
-greedy text repeats itself: what n-grams are worth to a larger model. `--random-mtp` makes one of DeepSeek V3's kind
-with a layer of multi-token prediction for the source mtp: what that costs, since its guesses are wrong.
+greedy text repeats itself: what n-grams are worth to a larger model.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import typer
 
 import ramiform
 from ramiform.bench.harness import Batches, Model, interleaved, median_ratio, numbers, report, table
-from ramiform.bench.random_models import deepseek_shaped, qwen2_shaped
+from ramiform.bench.random_models import qwen2_shaped
 
 NAMES = ["Ada Brook", "Tom Field", "Nina Alder", "Otis Lake", "Ruth Stone", "Karl Moor", "Lena Hill", "Igor Reed"]
 TOWNS = ["Lisbon", "Oslo", "Rome", "Paris", "Vienna", "Madrid", "Athens", "Dublin"]
@@ -139,8 +138,8 @@ def compare(own: Sequence[Round], plain: Sequence[Round]) -> Cell:
     return Cell(tau, median_ratio((r.speed for r in own), (r.speed for r in plain)))
 
 
-def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Round:
-    """All requests, `batch` at a time."""
+def play(client: httpx.Client, rounds: Sequence[list[dict[str, Any]]], batch: int, number: int) -> Round:
+    """Send all requests of a round, `batch` at a time."""
 
     def send(body: dict[str, Any]) -> dict[str, Any]:
         answer = client.post("/generate", json=body)
@@ -150,15 +149,11 @@ def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Ro
 
     began = time.perf_counter()
     with ThreadPoolExecutor(batch) as pool:
-        metas = list(pool.map(send, requests))
+        metas = list(pool.map(send, rounds[number]))
     seconds = time.perf_counter() - began
     return Round(
         sum(meta["completion_tokens"] for meta in metas), sum(meta["spec_verify_ct"] for meta in metas), seconds
     )
-
-
-def play_round(client: httpx.Client, rounds: Sequence[list[dict[str, Any]]], batch: int, number: int) -> Round:
-    return play(client, rounds[number], batch)
 
 
 def main(
@@ -177,9 +172,6 @@ def main(
     tokens: Annotated[int, typer.Option(help="--speculative-num-draft-tokens")] = 8,
     top_k: Annotated[int | None, typer.Option(help="--speculative-eagle-topk")] = None,
     random: Annotated[str | None, typer.Option(help="HIDDENxLAYERS of a random checkpoint to make and serve.")] = None,
-    random_mtp: Annotated[
-        bool, typer.Option(help="Serve a random checkpoint with a layer of multi-token prediction.")
-    ] = False,
     lookahead: Annotated[str, typer.Option(help="Steps and draft tokens of the source lookahead.")] = "3,25",
     adaptive: Annotated[bool, typer.Option(help="--speculative-adaptive")] = True,
     fresh: Annotated[bool, typer.Option(help="New texts in each round; else outputs repeat exactly.")] = True,
@@ -187,10 +179,7 @@ def main(
     """Print a table: for every kind, temperature and batch, tau and the ratio of tokens a second."""
     names = sources.split(",")
     with ExitStack() as stack:
-        if random_mtp:
-            model = stack.enter_context(TemporaryDirectory())
-            deepseek_shaped(Path(model))
-        elif random is not None:
+        if random is not None:
             model = stack.enter_context(TemporaryDirectory())
             hidden, num_layers = map(int, random.split("x"))
             qwen2_shaped(
@@ -203,23 +192,20 @@ def main(
             )
         clients = {}
         for name in names:
-            settings: dict[str, Any] = {"speculative": name}
-            if name != "off":
-                settings |= {
-                    "speculative_num_steps": steps,
-                    "speculative_num_draft_tokens": tokens,
-                    "speculative_eagle_topk": top_k,
-                    "speculative_adaptive": adaptive,
-                }
-            if name == "lookahead":
-                settings["speculative_num_steps"], settings["speculative_num_draft_tokens"] = numbers(lookahead)
-            if name in ("draft", "medusa"):
-                settings["speculative_draft_model"] = draft_model if name == "draft" else medusa
-            if name == "early-exit":
-                settings["speculative_exit_layer"] = exit_layer
-            runtime = stack.enter_context(ramiform.Runtime(model, port=0, **settings))
-            assert runtime.url is not None
-            clients[name] = stack.enter_context(httpx.Client(base_url=runtime.url, timeout=600))
+            num_steps, num_tokens = numbers(lookahead) if name == "lookahead" else (steps, tokens)
+            settings: dict[str, Any] = {
+                "num_steps": num_steps,
+                "num_draft_tokens": num_tokens,
+                "eagle_topk": top_k,
+                "adaptive": adaptive,
+                "draft_model": {"draft": draft_model, "medusa": medusa}.get(name),
+                "exit_layer": exit_layer if name == "early-exit" else None,
+            }
+            chosen = {
+                f"speculative_{key}": value for key, value in settings.items() if name != "off" and value is not None
+            }
+            runtime = stack.enter_context(ramiform.Runtime(model, port=0, speculative=name, **chosen))
+            clients[name] = stack.enter_context(httpx.Client(base_url=str(runtime.url), timeout=600))
         rows = []
         for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), numbers(batches)):
             count = max(size, 2 * batch)
@@ -228,7 +214,7 @@ def main(
             ]
             played = interleaved(
                 rounds,
-                {name: partial(play_round, client, requests, batch) for name, client in clients.items()},
+                {name: partial(play, client, requests, batch) for name, client in clients.items()},
             )
             row: dict[str, Any] = {"text": kind, "T": f"{temperature:g}", "batch": batch}
             row["plain tok/s"] = statistics.median(r.speed for r in played["off"])
