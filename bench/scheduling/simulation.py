@@ -15,14 +15,26 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from ramiform.bench.scheduling.programs import (
+    Asked,
+    End,
+    Event,
+    Fork,
+    Gen,
+    Join,
+    Run,
+    Say,
+    Steps,
+    Think,
+    Together,
+    Workload,
+)
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import EndStates, FromCore, Generate, RequestFailed, SoftPin, ToCore, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
-
-from .programs import Asked, End, Event, Fork, Gen, Join, Run, Say, Steps, Think, Together, Workload
 
 VOCABULARY = VocabularyInfo(32768, [b" word"] * 32768, frozenset())
 STEP_SECONDS, TOKEN_SECONDS = 2e-3, 1e-4

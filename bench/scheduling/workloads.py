@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from .programs import End, Fork, Gen, Join, Say, Step, Steps, Think, Together, Workload
+from ramiform.bench.scheduling.programs import End, Fork, Gen, Join, Say, Step, Steps, Think, Together, Workload
 
 
 def make_workloads(
