@@ -39,14 +39,9 @@ STEPS = {
 }
 HYBRID_STEPS = {"1 row at 100": (1, 96, 1), "8 rows at 100": (8, 96, 1), "a chunk of 256": (1, 0, 256)}
 SIZES: dict[str, Any] = {
-    "vocab_size": 8192,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 8192, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 FAMILIES = [
     "Llama", "Qwen3", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Granite", "SmolLM3", "Glm4", "Exaone4",
     "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT", "DeepseekV2", "DeepseekV3", "GptOss",
@@ -54,21 +49,11 @@ FAMILIES = [
 ]  # fmt: skip
 # Of DeepSeek V2 Lite, with fewer experts.
 LATENT = {
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
     "first_k_dense_replace": 1,
-}
+}  # fmt: skip
 
 
 # Experts of a token, of 16. Llama 4 has a shared one beside it, and transformers computes all of them.
@@ -102,25 +87,17 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
 
 
 HYBRID_SIZES = SIZES | {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "head_dim": 64,
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "head_dim": 64,
     "max_position_embeddings": 2048,
-}
+}  # fmt: skip
 _DELTA = {
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-}
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128
+}  # fmt: skip
 _MAMBA = {"mamba_n_heads": 16, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1}
 _NEMOTRON = {
     "layers_block_type": ["linear_attention", "mlp"] * 3 + ["full_attention", "mlp"],
-    "mamba_num_heads": 16,
-    "mamba_head_dim": 64,
-    "n_groups": 2,
-}
+    "mamba_num_heads": 16, "mamba_head_dim": 64, "n_groups": 2,
+}  # fmt: skip
 _LISTED = {"layer_types": ["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"] * 3 + ["full_attention"]}
 _CONVOLUTIONS = {"layer_types": ["conv"] * 3 + ["full_attention"] + ["conv"] * 3 + ["full_attention"]}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,12 +11,9 @@ import transformers
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 HALF_BILLION: dict[str, int] = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
+    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 
 
 def qwen2_shaped(folder: Path, vocab_size: int, *, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:

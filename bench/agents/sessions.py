@@ -201,9 +201,7 @@ class Replay(VirtualCore):
         """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
         super().__init__(config, cache, VOCABULARY)
         self._by_header = hints in ("headers", "closed") and not sees
-        self._hints = hints
-        self._sees = sees
-        self._slow = slow
+        self._hints, self._sees, self._slow = hints, sees, slow
         self._fresh = count(1)
         self._asked: dict[str, tuple[Session, Turn, float]] = {}
         self._answered: set[str] = set()

@@ -9,7 +9,6 @@ FOLDER/SECTION.jsonl, at once, so that what a time limit cuts off is not lost. A
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
@@ -17,14 +16,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from ramiform.bench.gpu import kernels
 from ramiform.bench.gpu.dummy_models import config_of, decode_plans, dummy_model, graphs_of, pages_of_row
 from ramiform.bench.gpu.measurements import Hour, Measurement
-from ramiform.bench.harness import cell, matrix, timed
+from ramiform.bench.harness import Only, cell, matrix, timed
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
@@ -277,31 +277,30 @@ def shown(rows: list[dict[str, Any]]) -> str:
     return matrix(["figures"], [(row["what"], [text]) for row, text in zip(rows, said, strict=True)], "what")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="+", choices=SECTIONS)
-    parser.add_argument("--out", type=Path, default=Path("gpu_hour"))
-    parser.add_argument("--only", default="", help="measurements whose name has this in it")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes; in Triton's interpreter without a device")
-    arguments = parser.parse_args()
+def main(
+    sections: Annotated[list[str], typer.Argument(help="A, B, C, D or E")],
+    out: Annotated[Path, typer.Option(help="folder of the results")] = Path("gpu_hour"),
+    only: Only = "",
+    dry: Annotated[bool, typer.Option("--dry-run", help="tiny shapes, also without a device")] = False,
+) -> None:
+    if unknown := set(sections) - set(SECTIONS):
+        raise typer.BadParameter(f"there is no section {', '.join(sorted(unknown))}")
     has_device = torch.cuda.is_available()
-    if not has_device and not arguments.dry_run:
-        print("there is no CUDA device; --dry-run runs tiny shapes without one", file=sys.stderr)
-        return 1
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda:0" if has_device else "cpu")
+    if not has_device and not dry:
+        raise typer.BadParameter("there is no CUDA device; --dry-run runs tiny shapes without one")
+    out.mkdir(parents=True, exist_ok=True)
     failed = False
-    for section in arguments.sections:
-        hour = Hour(device, arguments.dry_run, arguments.out / f"{section}.jsonl")
+    for section in sections:
+        hour = Hour(torch.device("cuda:0" if has_device else "cpu"), dry, out / f"{section}.jsonl")
         for name, measure in SECTIONS[section]:
-            if arguments.only in name:
+            if only in name:
                 hour.run(name, partial(measure, hour))
         text = f"# GPU hour, section {section}\n\n{shown(hour.rows)}\n"
-        (arguments.out / f"{section}.md").write_text(text)
+        (out / f"{section}.md").write_text(text)
         print(text)
         failed |= any("failed" in row and "tile" not in row for row in hour.rows)
-    return int(failed)
+    raise typer.Exit(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -58,13 +58,8 @@ def measure(name: str, tokenizer: str) -> dict[str, float]:
     _give_back()
     held = process.memory_info().rss
     del small, made
-    return {
-        "wall": wall,
-        "cpu": cpu,
-        "held": (held - before) / 1e6,
-        "left": (left - before) / 1e6,
-        "most": (max(*seen, left) - before) / 1e6,
-    }
+    sizes = {"held": held, "left": left, "most": max(*seen, left)}
+    return {"wall": wall, "cpu": cpu} | {name: (size - before) / 1e6 for name, size in sizes.items()}
 
 
 def _in_a_process(name: str, tokenizer: str) -> dict[str, float]:
@@ -80,17 +75,11 @@ def main(
     runs = interleaved(repeat, {name: lambda _, name=name: _in_a_process(name, tokenizer) for name in names})
     rows: list[dict[str, Any]] = []
     for name in names:
-        mb = {part: statistics.median(run[part] for run in runs[name]) for part in ("held", "left", "most")}
-        rows.append(
-            {
-                "engine": f"{name} ({KINDS[name].version})",
-                "wall ms": 1e3 * min(run["wall"] for run in runs[name]),
-                "cpu ms": 1e3 * min(run["cpu"] for run in runs[name]),
-                "held MB": mb["held"],
-                "as left MB": mb["left"],
-                "at most MB": mb["most"],
-            }
-        )
+        row: dict[str, Any] = {"engine": f"{name} ({KINDS[name].version})"}
+        row |= {f"{clock} ms": 1e3 * min(run[clock] for run in runs[name]) for clock in ("wall", "cpu")}
+        for part, title in (("held", "held MB"), ("left", "as left MB"), ("most", "at most MB")):
+            row[title] = statistics.median(run[part] for run in runs[name])
+        rows.append(row)
     size = sum(len(data or b"") for data in tokens.data)
     heading = f"{tokens.name}, {len(tokens.data):,} tokens of {size / 1e6:.2f} MB"
     report("Indexing a vocabulary", heading, table(rows), out=out)

@@ -18,12 +18,9 @@ from ramiform.bench.random_models import qwen2_shaped
 from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
 
 SMALL: dict[str, int] = {  # 16M parameters with 32,768 tokens
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 GGUF_NAME = "model.gguf"
 GGUF_TYPES = {"Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0}  # written here; others by llama.cpp's quantiser
 

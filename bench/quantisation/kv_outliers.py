@@ -49,14 +49,8 @@ class Kind:
 
 
 KINDS = (
-    Kind("bf16"),
-    Kind("int8"),
-    Kind("fp8"),
-    Kind("fp8_e5m2"),
-    Kind("int4", rotates=False, balances=False),
-    Kind("int4", balances=False),
-    Kind("int4", rotates=False),
-    Kind("int4"),
+    *map(Kind, ("bf16", "int8", "fp8", "fp8_e5m2")),  # type: ignore[arg-type]
+    *(Kind("int4", rotates, balances) for balances in (False, True) for rotates in (False, True)),
 )
 
 

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,10 +59,7 @@ class Kind:
 KINDS = (
     Kind("fp32"),
     Kind("bf16"),
-    Kind("fp8", "text"),
-    Kind("fp8", "random"),
-    Kind("int8", "text"),
-    Kind("int8", "random"),
+    *(Kind(dtype, scales) for dtype, scales in product(("fp8", "int8"), ("text", "random"))),  # type: ignore[arg-type]
 )
 
 

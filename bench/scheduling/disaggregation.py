@@ -260,14 +260,11 @@ def main(
 ) -> None:
     costs = Costs(step_ms / 1e3, prefill_us / 1e6, decode_us / 1e6, gigabytes * 1e9)
     load = Load(num_streams, num_bursts, burst_size, burst_seconds, prompt_tokens, output_tokens)
-    rows: list[dict[str, Any]] = []
-    for budget in (256, 512, 1024, 2048, 8192):
-        rows.append(
-            {"replicas": "2 both", "prefill budget": str(budget), **simulate(load, costs, apart=False, budget=budget)}
-        )
-    for budget in (1024, 2048, 8192):
-        figures = simulate(load, costs, apart=True, budget=budget)
-        rows.append({"replicas": "1 prefill, 1 decode", "prefill budget": str(budget), **figures})
+    rows = []
+    for apart, budgets in ((False, (256, 512, 1024, 2048, 8192)), (True, (1024, 2048, 8192))):
+        for budget in budgets:
+            row = {"replicas": "1 prefill, 1 decode" if apart else "2 both", "prefill budget": str(budget)}
+            rows.append(row | simulate(load, costs, apart=apart, budget=budget))
     said = (
         f"{num_streams} streams; {num_bursts} bursts of {burst_size} prompts of {prompt_tokens} tokens, one every "
         f"{burst_seconds:g} s; a step of {step_ms:g} ms + {prefill_us:g} us a prompt token + {decode_us:g} us a row; "

@@ -11,7 +11,6 @@ import heapq
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -217,7 +216,7 @@ class Simulation(VirtualCore):
         self.job_times: list[float] = []  # seconds of each program from begin to end, its pauses included
         self._started: set[str] = set()
 
-    def run(self, workload: Workload) -> Run:
+    def play_workload(self, workload: Workload) -> None:
         """Play the whole workload. Raises AssertionError when something never ends."""
         waiting = iter(enumerate(workload.programs))
 
@@ -229,7 +228,7 @@ class Simulation(VirtualCore):
             start_next()
         self.play()
         assert not self._waiting, "requests without an answer"
-        return Run(list(self._requests.values()))
+        self.run = Run(list(self._requests.values()))
 
     def seconds_of(self, plan: ForwardPlan) -> float:
         for row in plan.rows:
@@ -259,21 +258,14 @@ class Simulation(VirtualCore):
                 self._waiting.pop(message.rid)(request.output)
 
 
-@dataclass(frozen=True)
-class Simulated:
-    run: Run
-    events: list[Event]
-    peak_pages: int  # in use or cached, at most
-    job_times: list[float]  # seconds of each program, its pauses included
-
-
-def simulate(workload: Workload, config: CoreConfig, num_pages: int) -> Simulated:
+def simulate(workload: Workload, config: CoreConfig, num_pages: int) -> Simulation:
     """Play a workload in a cache of `num_pages` pages."""
     simulation = Simulation(config, PrefixCache(num_pages, strategy=config.eviction))
-    return Simulated(simulation.run(workload), simulation.events, simulation.peak_pages, simulation.job_times)
+    simulation.play_workload(workload)
+    return simulation
 
 
-def quarter_of(ample: Simulated) -> int:
+def quarter_of(ample: Simulation) -> int:
     """Return a quarter of the pages that a run with memory for everything used."""
     longest = max(len(request.computed) for request in ample.run.requests)
     return max(ample.peak_pages // 4, 2 * -(-longest // 16))  # or nothing could run beside the longest

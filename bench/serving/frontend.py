@@ -41,11 +41,8 @@ class Processors:
 def frontend_pids(runtime: ramiform.Runtime) -> list[int]:
     """The first frontend and its siblings; not the core."""
     children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
-    siblings = [
-        pid
-        for pid in children
-        if b"ramiform.runtime.processes.frontend_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    worker = b"ramiform.runtime.processes.frontend_worker"
+    siblings = [pid for pid in children if worker in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return [runtime.pid, *map(int, siblings)]
 
 

@@ -19,6 +19,8 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from threading import Event, Thread
 from typing import Annotated, Any, NamedTuple
 
@@ -29,7 +31,7 @@ from websockets.sync.client import connect
 
 import ramiform
 from ramiform.bench import harness
-from ramiform.bench.harness import Out, cpu_seconds, interleaved, median_ratio, percentile, report
+from ramiform.bench.harness import Out, cpu_seconds, interleaved, percentile, report
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.core.main import start_collections
 from ramiform.runtime.core.tree_view import TreeViewer
@@ -88,12 +90,13 @@ async def throughput(url: str, requests: list[dict[str, Any]], concurrency: int)
         return tokens, time.perf_counter() - began
 
 
+@dataclass
 class Watched:
     """Messages that a viewer received."""
 
-    def __init__(self) -> None:
-        self.num_bytes = self.num_messages = 0
-        self.seconds = 0.0
+    num_bytes: int = 0
+    num_messages: int = 0
+    seconds: float = 0.0
 
 
 @contextmanager
@@ -157,35 +160,22 @@ def servers(rounds: int, num_requests: int, concurrency: int) -> dict[str, Any]:
                 return load(number)
 
         loads = interleaved(rounds, {"nobody": load, "viewer": load_with_viewer})
-        runs = interleaved(
-            rounds,
-            {
-                "no page": lambda number: run(off, number),
-                "page": lambda number: run(on, number),
-                "viewer": with_viewer,
-                "no page again": lambda number: run(off, number),
-            },
-        )
+        without = partial(run, off)
+        ways = {"no page": without, "page": partial(run, on), "viewer": with_viewer, "no page again": without}
+        runs = interleaved(rounds, ways)
 
-    def ratios(name: str, base: str) -> dict[str, float]:
-        rates = {key: [one.rate for one in runs[key]] for key in (name, base)}
-        costs = {key: [one.cost for one in runs[key]] for key in (name, base)}
-        return {
-            f"{name} : {base}, throughput": median_ratio(rates[name], rates[base]),
-            f"{name} : {base}, processor time": median_ratio(costs[name], costs[base]),
-        }
-
-    return {
+    found = {
         "no page: tokens/s": statistics.median(one.rate for one in runs["no page"]),
         "no page: processor ms/token": statistics.median(one.cost for one in runs["no page"]),
-        **ratios("no page again", "no page"),
-        **ratios("page", "no page"),
-        **ratios("viewer", "no page"),
-        **ratios("viewer", "page"),
+    }
+    for name, base in (("no page again", "no page"), ("page", "no page"), ("viewer", "no page"), ("viewer", "page")):
+        pairs = list(zip(runs[name], runs[base], strict=True))
+        found[f"{name} : {base}, throughput"] = statistics.median(one.rate / other.rate for one, other in pairs)
+        found[f"{name} : {base}, processor time"] = statistics.median(one.cost / other.cost for one, other in pairs)
+    more = [after - before for before, after in zip(loads["nobody"], loads["viewer"], strict=True)]
+    return found | {
         "4 requests/s, nobody looks: processor ms/s": statistics.median(loads["nobody"]),
-        "a viewer more: processor ms/s": statistics.median(
-            after - before for before, after in zip(loads["nobody"], loads["viewer"], strict=True)
-        ),
+        "a viewer more: processor ms/s": statistics.median(more),
         "viewer: kB/s": watched.num_bytes / watched.seconds / 1000,
         "viewer: messages/s": watched.num_messages / watched.seconds,
     }
