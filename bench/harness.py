@@ -74,7 +74,7 @@ def checkouts(script: str, before: Path | None, **arguments: Any) -> Iterator[li
     with ExitStack() as stack:
         workers = []
         for python in [sys.executable, *([str(before)] if before else [])]:
-            process = subprocess.Popen(
+            worker = subprocess.Popen(
                 [python, "-P", __file__, script, json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -82,7 +82,7 @@ def checkouts(script: str, before: Path | None, **arguments: Any) -> Iterator[li
                 # As in servers: spinning threads of torch would take a processor from the loops.
                 env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
             )
-            worker = stack.enter_context(process)
+            stack.enter_context(worker)
             stack.callback(worker.terminate)
             workers.append(worker)
         for worker in workers:

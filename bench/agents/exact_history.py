@@ -54,10 +54,8 @@ async def measure(num_tokens: int, turn_tokens: int, *, remembers: bool) -> dict
         times["render ms"].append(1e3 * (rendered - began))
         times["encode ms"].append(1e3 * (encoded - rendered))
         times["remember ms"].append(1e3 * (time.process_time() - began_remembering))
-        messages += [
-            {"role": "assistant", "content": tokenizer.decode(said)},
-            {"role": "user", "content": _text(draw, turn_tokens)},
-        ]
+        messages.append({"role": "assistant", "content": tokenizer.decode(said)})
+        messages.append({"role": "user", "content": _text(draw, turn_tokens)})
     medians = {name: statistics.median(values[-NUM_TIMED:]) for name, values in times.items()}
     return {"history": "remembered" if remembers else "tokenised", "tokens": num, "messages": len(messages), **medians}
 

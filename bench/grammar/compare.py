@@ -54,11 +54,10 @@ def main(
     options = Options(whitespace=setting, masks=not quick, forced=forced)
     setup = Setup(str(path), names, options, limit, memory)
     results: list[Result] = []
-    start, shown = time.monotonic(), 0.0
+    start = time.monotonic()
     for result in measure(cases, setup, jobs):
         results.append(result)
-        if sys.stderr.isatty() and time.monotonic() - shown > 1:
-            shown = time.monotonic()
+        if sys.stderr.isatty():
             print(f"\r{len(results)} of {len(cases) * len(names)}", end="", file=sys.stderr)
     heading = [
         f"{len(cases)} schemas, {sum(len(case.instances) for case in cases)} instances, whitespace {whitespace!r}, "

@@ -289,8 +289,8 @@ class Server:
         spent, seconds = cpu_seconds([self._pid]), []
         for each in range(num_requests):
             began = time.perf_counter()
-            body = self._body(f"{self._number} {number} {each} hello", 1)
-            self._client.post("/v1/chat/completions", json=body).raise_for_status()
+            question = self._body(f"{self._number} {number} {each} hello", 1)
+            self._client.post("/v1/chat/completions", json=question).raise_for_status()
             seconds.append(time.perf_counter() - began)
         between, times = cpu_seconds([self._pid]), []
         body = self._body(f"{self._number} {number} tell", num_tokens) | {"stream": True}

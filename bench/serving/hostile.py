@@ -70,9 +70,7 @@ class Attack:
         selector = selectors.EpollSelector()
         selector.register(stop, selectors.EVENT_READ)
         for number, client in enumerate(self.clients):  # at an even rate
-            heapq.heappush(
-                self.due, (time.monotonic() + self.opening * number / len(self.clients), id(client), client, 0)
-            )
+            self._later(client, self.opening * number / len(self.clients))
         while True:
             wait = max(0.0, self.due[0][0] - time.monotonic()) if self.due else None
             for key, _ in selector.select(wait):
