@@ -111,7 +111,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench  ## throughput and latency on the model that ships; MODEL=path for another
 	$(BIN)/python -P bench/offline.py $(MODEL)
-	$(BIN)/python -P bench/serving.py $(MODEL)
+	$(BIN)/python -P bench/serving/load.py $(MODEL)
 
 demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (hours on a CPU), and judge it
 	$(BIN)/python -P examples/demo_model/train.py --out runtime/shipped_model
@@ -120,8 +120,8 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 gpu-check: $(VENV)/.loops  ## on a CUDA device: the tests that need one, the kernels against their meaning, their speed
 	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels tests/parallel
 	$(BIN)/pytest --rootdir=tests $(PYTEST_ARGS) tests/kernels/triton tests/engine/triton
-	$(BIN)/python -P bench/kernels.py --out bench/results/kernels_gpu.md
-	$(BIN)/python -P bench/overlap.py --device cuda --out bench/results/overlap_gpu.md
+	$(BIN)/python -P bench/gpu/hour.py B --out build/gpu_hour
+	$(BIN)/python -P bench/gpu/overlap.py --device cuda --out bench/results/overlap_gpu.md
 
 clean:
 	rm -rf $(VENV) .editable tests/serving/node/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,26 +10,26 @@ shown. The last columns are the products' work of the step, and the rate at whic
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
 
+from ramiform.bench.harness import Ask, Before, Model, Only, Out, Threads, checkouts, report, table, timed
+
 PAGE = 16
 SHARED_PAGES = 62  # the first pages of the pool hold a shared prefix of 992 tokens
 
 
-def rows(count: int, prefix: int, new: int, *, shared: bool = False, own: int = 0, pages_from: int = 64) -> list[Any]:
+def rows(
+    count: int, prefix: int, new: int, *, shared: bool = False, own: int = 0, pages_from: int = 64, **fields: list[Any]
+) -> list[Any]:
     """Return `count` rows of `new` tokens behind `prefix` + `own` tokens; the prefix has the same pages for all if
-    `shared`."""
+    `shared`. `fields` are other fields of the rows, by name."""
     from ramiform.runtime.scheduler.plan import Row
 
     made = []
@@ -38,7 +38,8 @@ def rows(count: int, prefix: int, new: int, *, shared: bool = False, own: int = 
         first = pages_from + index * (total - common)
         pages = [*range(common), *range(first, first + total - common)]
         tokens = [(7 * index + place) % 1000 for place in range(new)]
-        made.append(Row(rid="", tokens=tokens, first_position=prefix + own, pages=pages))
+        others = {name: values[index] for name, values in fields.items()}
+        made.append(Row(rid="", tokens=tokens, first_position=prefix + own, pages=pages, **others))
     return made
 
 
@@ -60,83 +61,82 @@ def kinds() -> dict[str, list[Any]]:
     }
 
 
-def measure(model: Path | None, dtype: str, threads: int, repeat: int, clock: Callable[[], float]) -> None:
-    """Answer each line of standard input, the name of a kind, with the seconds of `repeat` steps as JSON."""
+def set_threads(threads: int) -> None:
+    """Set the threads of torch and of compiled loops."""
     from ramiform.kernels.cpu import thread_pool
-    from ramiform.runtime.engine.inputs import decoder_inputs
-    from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
-    from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-    from ramiform.runtime.models.load import load_model
 
     torch.set_num_threads(threads)
     thread_pool.set_num_threads(threads)
-    decoder = load_model(model or SHIPPED_MODEL, device=torch.device("cpu"), dtype=getattr(torch, dtype))
-    memory = KvMemory(decoder.config, 1200, device=torch.device("cpu"), dtype=getattr(torch, dtype))
+
+
+def random_cache(model: Any, num_pages: int) -> Any:
+    """Return layers of a cache of random numbers."""
+    from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
+
+    memory = KvMemory(model.config, num_pages, device=torch.device("cpu"), dtype=model.dtype)
     memory.k_LSKD.normal_()
     memory.v_LSKD.normal_()
-    layers, steps = KvPool(memory).layers, kinds()
-    print(decoder.num_parameters, flush=True)
-    for line in sys.stdin:
-        step = steps[line.strip()]
-        last = np.cumsum([len(row.tokens) for row in step]) - 1
+    return KvPool(memory).layers
 
-        def compute(step: list[Any] = step, last: np.ndarray = last) -> float:
-            start = clock()
-            with torch.inference_mode():
-                inputs = decoder_inputs(step, decoder, last, layers[0])
-                if hasattr(decoder, "logits_of_step"):
-                    decoder.logits_of_step(inputs, layers)
-                else:  # an older checkout
-                    decoder.logits(decoder.hidden(inputs, layers))
-            return clock() - start
 
+def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) -> Callable[[], object]:
+    """Return what computes a step from its rows to its logits; `whole`: by the one call that a server makes."""
+    from ramiform.runtime.engine.inputs import decoder_inputs
+
+    last = np.cumsum([len(row.tokens) for row in step]) - 1
+
+    @torch.inference_mode()
+    def compute() -> object:
+        inputs = decoder_inputs(step, model, last, layers[0])
+        if whole and hasattr(model, "logits_of_step"):  # else an older checkout
+            return model.logits_of_step(inputs, layers)
+        return model.logits(model.hidden(inputs, layers))
+
+    return compute
+
+
+def worker(model: str | None, dtype: str, threads: int, repeat: int, processor_time: bool) -> Ask:
+    """Return what computes a kind of step, and gives its seconds and the model's number of parameters."""
+    from ramiform.runtime.models.checkpoint import find_checkpoint
+    from ramiform.runtime.models.load import load_model
+
+    set_threads(threads)
+    decoder = load_model(find_checkpoint(model), device=torch.device("cpu"), dtype=getattr(torch, dtype))
+    layers, steps = random_cache(decoder, 1200), kinds()
+    clock = time.process_time if processor_time else time.perf_counter
+
+    def measure(name: str) -> tuple[float, int]:
+        compute = step_of(decoder, steps[name], layers, whole=True)
         compute()
-        print(json.dumps([compute() for _ in range(repeat)]), flush=True)
+        return statistics.median(timed(clock, compute) for _ in range(repeat)), decoder.num_parameters
+
+    return measure
 
 
 def main(
-    model: Annotated[Path | None, typer.Argument(help="checkpoint folder; default: the shipped model")] = None,
+    model: Model = None,
     dtype: Annotated[str, typer.Option(help="of weights and cache")] = "float32",
-    threads: Annotated[int, typer.Option(help="of torch and of compiled loops")] = 2,
+    threads: Threads = 2,
     repeat: Annotated[int, typer.Option(help="steps of each kind")] = 5,
-    before: Annotated[Path | None, typer.Option(help="Python of an environment with another checkout")] = None,
+    before: Before = None,
     processor_time: Annotated[bool, typer.Option(help="of all threads, instead of the wall's")] = False,
-    only: Annotated[str, typer.Option(help="kinds whose names contain this")] = "",
-    worker: Annotated[bool, typer.Option(hidden=True)] = False,
+    only: Only = "",
+    out: Out = None,
 ) -> None:
-    if worker:
-        measure(model, dtype, threads, repeat, time.process_time if processor_time else time.perf_counter)
-        return
-    options = [*([str(model)] if model else []), f"--dtype={dtype}", f"--threads={threads}", f"--repeat={repeat}"]
-    options += ["--processor-time"] * processor_time
-    pythons = [sys.executable, *([str(before)] if before else [])]
-    command = ["-P", __file__, *options, "--worker"]
-    # As in servers: spinning threads of torch would take a processor from the loops.
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
-    workers = [
-        subprocess.Popen([python, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        for python in pythons
-    ]
-    parameters = max(int(each.stdout.readline()) for each in workers if each.stdout)
-    heads = ["ms", *(["before", "ratio"] if before else []), "GFLOP of products", "GFLOP/s"]
-    print(f"| step | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
-    for name, step in kinds().items():
-        if only not in name:
-            continue
-        medians = []
-        for each in workers:
-            assert each.stdin is not None
-            assert each.stdout is not None
-            print(name, file=each.stdin, flush=True)
-            medians.append(sorted(json.loads(each.stdout.readline()))[repeat // 2])
-        work = 2e-9 * parameters * sum(len(row.tokens) for row in step)
-        cells = [f"{1e3 * medians[0]:.2f}"]
-        if before:
-            cells += [f"{1e3 * medians[1]:.2f}", f"{medians[1] / medians[0]:.2f}"]
-        print(f"| {name} | {' | '.join([*cells, f'{work:.2f}', f'{work / medians[0]:.0f}'])} |", flush=True)
-    for each in workers:
-        each.terminate()
-        each.wait()
+    settings = {"model": model, "dtype": dtype, "threads": threads, "repeat": repeat, "processor_time": processor_time}
+    found = []
+    with checkouts(__file__, before, **settings) as asks:
+        for name, step in kinds().items():
+            if only in name:
+                answers = [ask(name) for ask in asks]
+                seconds, parameters = answers[0]
+                row: dict[str, Any] = {"step": name, "ms": f"{1e3 * seconds:.2f}"}
+                for other, _ in answers[1:]:
+                    row |= {"before": f"{1e3 * other:.2f}", "ratio": f"{other / seconds:.2f}"}
+                work = 2e-9 * parameters * sum(len(each.tokens) for each in step)
+                found.append(row | {"GFLOP of products": f"{work:.2f}", "GFLOP/s": f"{work / seconds:.0f}"})
+                print(table(found[-1:]).splitlines()[-1], flush=True)
+    report("Steps on a CPU", table(found), out=out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Throughput without sockets: the scheduler and the engine in one process, beside `transformers`' generate.
 
-    OMP_WAIT_POLICY=passive python -P bench/offline.py [MODEL | --half-billion] [--repeat 5] [--threads 1] [--json FILE]
+    OMP_WAIT_POLICY=passive python -P bench/offline.py [MODEL | --half-billion] [--repeat 5] [--threads 1] [--out FILE]
 
 Waiting threads sleep, as in the runtime's own processes; it is the better for both on a machine that does other work.
 Every scenario runs `--repeat` times, interleaved with the baseline, and the medians' ratio is what counts: seconds
@@ -13,6 +13,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +22,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ramiform.bench.harness import Json, Model, Repeat, interleaved, table, write_json
+from ramiform.bench.harness import Model, Out, Repeat, interleaved, report, table
 from ramiform.bench.in_process import play
 from ramiform.bench.random_models import qwen2_shaped
 from ramiform.runtime.core.main import LoadedCore, load_core
@@ -78,6 +79,14 @@ def run_ramiform(core: LoadedCore, scenario: Scenario, batch: list[list[int]]) -
     return cost.seconds
 
 
+def median_seconds(cores: Mapping[str, LoadedCore], scenario: Scenario, repeat: int) -> dict[str, float]:
+    """Return each core's median seconds for a scenario, in turn with the others on the same prompts."""
+    vocab_size = next(iter(cores.values())).info.vocab_size
+    batches = [prompts(scenario, vocab_size, seed) for seed in range(repeat + 1)]
+    ways = {name: lambda seed, core=core: run_ramiform(core, scenario, batches[seed]) for name, core in cores.items()}
+    return {name: statistics.median(taken) for name, taken in interleaved(repeat, ways).items()}
+
+
 @torch.inference_mode()
 def run_transformers(model: PreTrainedModel, scenario: Scenario, batch: list[list[int]], threads: int) -> float:
     """Return the seconds for the batch with so many threads."""
@@ -106,7 +115,7 @@ def main(
     half_billion: Annotated[bool, typer.Option(help="random weights in Qwen2-0.5B's shape, and shorter runs")] = False,
     brief: Annotated[bool, typer.Option("--brief", help="shorter runs")] = False,
     speculative: Annotated[bool, typer.Option(help="speculative decoding, if the model has a draft head")] = True,
-    output: Json = None,
+    out: Out = None,
 ) -> None:
     threads = threads or DEFAULT_THREADS
     torch.set_num_threads(threads)
@@ -134,9 +143,8 @@ def main(
                 "ratio": other / mine,
             }
         )
-    print(f"{info.name}, {info.num_parameters / 1e6:.1f}M, {info.dtype} on {info.device}, torch {torch.__version__}\n")
-    print(table(rows))
-    write_json({"info": msgspec.to_builtins(info), "repeat": repeat, "threads": threads, "rows": rows}, output)
+    said = f"{info.name}, {info.num_parameters / 1e6:.1f}M, {info.dtype} on {info.device}, {threads} threads"
+    report("Throughput without sockets", said, table(rows), out=out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ PIECE_TOKENS = 16  # tokens that meet shared keys together; a row of more tokens
 LEVELS = 3  # prefixes within prefixes
 SHARED_KEYS = 64  # shared keys are cut to a multiple of this
 
-# Costs in reads of a key by a tile of queries: estimates, to be measured by bench/kernels.py on a GPU.
+# Costs in reads of a key by a tile of queries: estimates, to be measured by bench/gpu/kernels.py on a GPU.
 MERGE_KEYS = 32  # writing and merging one more partial result of a row
 PASS_KEYS = 2048  # one more launch
 

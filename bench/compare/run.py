@@ -27,8 +27,7 @@ import subprocess
 import sys
 import time
 import tokenize
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,9 +35,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+import ramiform
 from ramiform.bench.compare import tasks
 from ramiform.bench.compare.relay import CountingRelay
-from ramiform.bench.harness import Only, Out, command, table, write
+from ramiform.bench.harness import Only, Out, report, table
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 HERE = Path(__file__).parent
@@ -109,20 +109,6 @@ def program_lines(framework: str, program: str) -> int:
     helper = HERE / framework / "connection.py"
     shared = num_lines(helper.read_text(encoding="utf-8")) if helper.exists() else 0
     return num_lines(source) + shared
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    """Serve the model that ships; yield the URL."""
-    words = [sys.executable, "-P", "-m", "ramiform.cli", "serve", "--port", "0", "--served-model-name", NAME]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def counters(url: str) -> dict[str, int]:
@@ -218,21 +204,21 @@ def main(
         name: str(folder.absolute() / "bin/python") for name, folder in folders.items() if folder is not None
     }
     versions = "\n".join(f"- {name}: {version(python, name)}" for name, python in pythons.items())
-    parts = [command().replace("bench/", "bench/compare/"), versions]
-    with serving() as url:
+    parts = [versions]
+    with ramiform.Runtime(port=0, served_model_name=NAME, log_level="error") as runtime:
         for program in (name for name in RIGHT if only in name):
             rows = []
             for framework, python in pythons.items():
                 runs = [
                     run_locally(python, program)
                     if framework == "guidance"
-                    else run_on_server(python, framework, program, url)
+                    else run_on_server(python, framework, program, str(runtime.url))
                     for _ in range(rounds)
                 ]
                 rows.append(row(framework, program, runs))
                 print(rows[-1], file=sys.stderr)
             parts += [f"## {program}", table(rows)]
-    write("\n\n".join(parts), out)
+    report("Five programs in five frameworks", *parts, out=out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ramiform.bench.agent_sessions import (
+from ramiform.bench.agents.sessions import (
     PARTS,
     Hints,
     Outcome,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from ramiform.bench.agents_peers import FLOOR, LANGUAGE, OWN_HTTP, Run, check, chosen
-from ramiform.bench.agents_programs import AGENTS, Agent, Generation, tasks_of, words_of
-from ramiform.bench.limits import Machine, Work
-from ramiform.bench.peers_load import Scenario
+from ramiform.bench.agents.peers import FLOOR, LANGUAGE, OWN_HTTP, Run, check, chosen
+from ramiform.bench.agents.programs import AGENTS, Agent, Generation, tasks_of, words_of
+from ramiform.bench.peers.limits import Machine, Work
+from ramiform.bench.peers.load import Scenario
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .commands import run
@@ -28,7 +28,7 @@ def cost(*made: Generation) -> Run:
 def test_both_ways_ask_for_the_same_tokens_and_get_the_same(tmp_path: Path) -> None:
     out = tmp_path / "report.md"
     small = ["--rounds", "1", "--at-once", "2", "--shared", "20", "--no-floor", "--out", str(out)]
-    run("agents_peers.py", "--agents", "react,tree,judge,self,map", *small)
+    run("agents/peers.py", "--agents", "react,tree,judge,self,map", *small)
     lines = [line for line in out.read_text().splitlines() if line.endswith(("100% |", "sampled |"))]
     assert len(lines) == 5
     assert all(line.split("|")[1].endswith(", 2, 20 ") for line in lines)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ramiform.bench import agents_steps
-from ramiform.bench.agents_steps import LiveStep, Replayed, Round, case_row, cost_of, kind_of, kind_rows, live_steps
-from ramiform.bench.limits import Machine, Work, third_cache_bytes
+from ramiform.bench.agents import steps as agents_steps
+from ramiform.bench.agents.steps import LiveStep, Replayed, Round, case_row, cost_of, kind_of, kind_rows, live_steps
+from ramiform.bench.peers.limits import Machine, Work, third_cache_bytes
 from ramiform.bench.random_models import tiny_llama
 from ramiform.runtime.core.main import load_core
 from ramiform.runtime.protocol.config import CoreConfig

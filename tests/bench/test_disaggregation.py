@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramiform.bench.disaggregation import Costs, Load, simulate
+from ramiform.bench.scheduling.disaggregation import Costs, Load, simulate
 
 COSTS = Costs(step=8e-3, prefill_token=40e-6, decode_row=20e-6, bandwidth=25e9)
 LOAD = Load(num_streams=4, num_bursts=2, burst_size=2, burst_seconds=0.5, prompt_tokens=2048, output_tokens=4)

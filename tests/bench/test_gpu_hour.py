@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ramiform.bench.gpu import kernels
+
 pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +23,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
     """The lines of each section after a dry run."""
     out = tmp_path_factory.mktemp("gpu_hour")
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(out), "SITE": str(out / "site")}
-    command = ["bash", str(ROOT / "bench" / "gpu_hour.sh"), "--dry-run"]
+    command = ["bash", str(ROOT / "bench/gpu/hour.sh"), "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return {
@@ -32,7 +34,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
 
 def test_no_measurement_fails(measured: dict[str, list[dict[str, Any]]]) -> None:
     assert not [row for rows in measured.values() for row in rows if "failed" in row]
-    assert {row["what"] for row in measured["B"]} == {"decode attention", "chunk attention", "experts", "sampling"}
+    assert {row["what"] for row in measured["B"]} == {measure.__name__.replace("_", " ") for measure in kernels.ALL}
     assert {row["what"] for row in measured["C"]} == {"decode", "prefill", "few tokens", "top kernels"}
 
 

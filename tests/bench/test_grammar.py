@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramiform.bench.grammar_cases import Case, Instance, load_cases
-from ramiform.bench.grammar_engines import Refused, Session
-from ramiform.bench.grammar_measure import Measurer, Options
-from ramiform.bench.grammar_tokens import Tokens
+from ramiform.bench.grammar.cases import Case, Instance, load_cases
+from ramiform.bench.grammar.engines import Refused, Session
+from ramiform.bench.grammar.measure import Measurer, Options
+from ramiform.bench.grammar.tokens import Tokens
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .commands import run
@@ -112,7 +112,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.exhaustive
 def test_the_command_runs_engines_side_by_side(folder: Path) -> None:
     options = ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--list-failures", "--forced", "--jobs", "2"]
-    printed = run("grammar.py", str(folder), "--engines", "native,llguidance", *options)
+    printed = run("grammar/compare.py", str(folder), "--engines", "native,llguidance", *options)
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in printed.splitlines()}
     assert rows["native"][:4] == ["66.7 % (2)", "66.7 % (2)", "0", "0"]
     assert rows["llguidance"][:4] == ["66.7 % (2)", "33.3 % (1)", "1", "0"]  # it wants the schema's order

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from ramiform.bench.grammar_cases import Case
-from ramiform.bench.grammar_judge import verdict
-from ramiform.bench.grammar_runtime import run
-from ramiform.bench.jump import Bench, compare, tasks
-from ramiform.bench.mask_share import OBJECT, PERSON, measure
+from ramiform.bench.grammar.cases import Case
+from ramiform.bench.grammar.judge import verdict
+from ramiform.bench.grammar.jump import Bench, compare, tasks
+from ramiform.bench.grammar.mask_share import OBJECT, PERSON, measure
+from ramiform.bench.grammar.runtime import run
 from ramiform.bench.random_models import tiny_llama
 from ramiform.constrained import Vocabulary
 

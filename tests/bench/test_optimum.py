@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.bench.optimum import bounded_hits, optimal_hits
-from ramiform.bench.programs import Asked, Event, Workload
-from ramiform.bench.simulation import simulate
-from ramiform.bench.workloads import make_workloads
+from ramiform.bench.scheduling.programs import Asked, Event, Workload
+from ramiform.bench.scheduling.simulation import simulate
+from ramiform.bench.scheduling.workloads import make_workloads
 from ramiform.runtime.protocol.config import CoreConfig
+
+from .optimum import bounded_hits, optimal_hits
 
 few = st.integers(0, 1)  # few different tokens, so that prefixes are shared
 asked = st.builds(

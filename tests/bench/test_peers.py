@@ -14,8 +14,8 @@ import tokenizers
 import torch
 from safetensors import safe_open
 
-from ramiform.bench.peers_checkpoint import GGUF_NAME, make_checkpoint
-from ramiform.bench.peers_load import Run, Scenario, prompts, send
+from ramiform.bench.peers.checkpoint import GGUF_NAME, make_checkpoint
+from ramiform.bench.peers.load import Run, Scenario, prompts, send
 
 SCENARIO = Scenario("two", 2, 5, 3, num_shared=4)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.bench.quantization_skills import change, skill_rows
+from ramiform.bench.quantisation.skills import change, skill_rows
 
 pairs = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 

@@ -8,7 +8,7 @@ import statistics
 import jsonschema
 import pytest
 
-from ramiform.bench.speculation import KINDS, Round, bodies, compare
+from ramiform.bench.speculation.sources import KINDS, Round, bodies, compare
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,407 @@
+"""Recorded agent sessions through the scheduler and the prefix cache, without a model.
+
+    python -P bench/agents/sessions.py FILE --pool 0.7 [--host-pool 0.2] [--policy lru ...] [--out FILE]
+
+FILE holds sessions as a JSON list, optionally packed with xz. A session is a list of requests: [start s, idle s before
+it, service s, input blocks of 64 tokens, blocks shared with the request before, kind of stop, output tokens]. It holds
+no text, so a block is one made-up token here, and a page of the cache is one block.
+
+Sessions start evenly spaced, in an order drawn from the seed, so that `--live` of them are alive on average. Requests
+arrive at their recorded times, or when the session's request before them has ended (an open loop). `--pool` is the
+device's share of the live working set: the 78th percentile, over requests, of what the contexts of all live sessions
+hold. `--host-pool` is the share of a host tier besides. Steps cost what they do in bench/scheduling/simulation.py, with
+blocks for tokens, so that the server keeps up and recomputation shows apart from load; `--slow` scales that.
+
+`--hints` is what the server is told: `none`, only requests; `headers`, also each request's session, as HTTP clients
+name it; `closed`, also the session's end, as `/close_session` tells it; `program`, the same as a program of the
+language tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows
+the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
+
+`--ablate` plays `lru`, `program`, and `program` without one of its parts at a time, then the six workloads of
+bench/scheduling/workloads.py with `lru`, `program` and `program` without its order, in a quarter of the memory that
+they use.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ramiform.bench.harness import Out, percentile, report, table
+from ramiform.bench.scheduling.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, VirtualCore, quarter_of, simulate
+from ramiform.bench.scheduling.simulation import VOCABULARY as TOKENS
+from ramiform.bench.scheduling.workloads import make_workloads
+from ramiform.radix.cache import PrefixCache
+from ramiform.radix.eviction.strategies import EvictionStrategy
+from ramiform.radix.reuse_forecast import ReuseForecast
+from ramiform.radix.tree import TreeNode
+from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
+from ramiform.runtime.protocol.core import (
+    ClientSession,
+    EndStates,
+    FromCore,
+    Generate,
+    RequestFailed,
+    SoftPin,
+    Tokens,
+    TurnEnded,
+)
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
+from ramiform.runtime.scheduler.scheduler import VocabularyInfo
+
+Hints = Literal["none", "headers", "closed", "program"]
+
+BLOCK = 64  # tokens
+COPY_SECONDS = TOKEN_SECONDS / 4  # of a block's keys and values from one tier to the other
+OUTPUTS = 1 << 20  # made-up output blocks have ids from here on; half as many follow
+VOCABULARY = VocabularyInfo(2 * OUTPUTS, [b" word"] * (2 * OUTPUTS), frozenset())
+CHUNK = 512  # blocks
+POLICIES = ["lru", "lfu", "program", "clairvoyant"]
+POOLS = [0.7]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of `program`: what a run is like without it."""
+
+    hints: Hints = "program"
+    order: OrderName = "program"
+    by_kind: bool = True
+    by_owner: bool = True
+
+
+PARTS = {  # by what is left out
+    "ends of programs": Part(hints="headers"),
+    "names of programs": Part(hints="none"),
+    "kinds of waits": Part(by_kind=False),
+    "a program's own history": Part(by_owner=False),
+    "the order": Part(order="fcfs"),
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of a session. Blocks count 64 tokens."""
+
+    after: float  # seconds from the session's start
+    num_blocks: int
+    num_shared: int  # with the request before
+    stop: str
+    num_output: int  # blocks
+
+
+@dataclass
+class Session:
+    """A session's turns and when it starts; then what has become of it."""
+
+    name: str
+    turns: list[Turn]
+    start: float
+    blocks: list[int] = field(default_factory=list)  # of the last prompt
+    next_turn: int = 0
+    waited: float = 0.0  # for answers, in seconds
+
+    @property
+    def next_use(self) -> float:
+        """Time of the next turn."""
+        return self.start + self.turns[self.next_turn].after if self.next_turn < len(self.turns) else float("inf")
+
+
+@dataclass
+class Outcome:
+    """Results of a policy on a trace. Counts are of blocks."""
+
+    num_reusable: int = 0
+    num_recomputed: int = 0  # of the reusable ones
+    num_turns: int = 0  # with something to reuse
+    num_whole: int = 0  # of these, how many found all of it
+    ttfts: list[float] = field(default_factory=list)
+    job_times: list[float] = field(default_factory=list)  # seconds that a session waited for the server, in all
+    num_demoted: int = 0
+    num_promoted: int = 0
+
+    @property
+    def recomputed(self) -> float:
+        return self.num_recomputed / self.num_reusable
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "recomputed %": 100 * self.recomputed,
+            "whole hits %": 100 * self.num_whole / self.num_turns,
+            "TTFT p50 ms": 1e3 * percentile(self.ttfts, 50),
+            "p95": 1e3 * percentile(self.ttfts, 95),
+            "job time mean s": statistics.mean(self.job_times),
+            "job p50": percentile(self.job_times, 50),
+            "job p95": percentile(self.job_times, 95),
+        }
+
+
+def load(path: Path) -> list[list[Turn]]:
+    """Read recorded sessions."""
+    data = path.read_bytes()
+    sessions = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
+    return [
+        [
+            Turn(start - turns[0][0], num_blocks, shared, stop, max(1, round(output / BLOCK)))
+            for start, _, _, num_blocks, shared, stop, output in turns
+        ]
+        for turns in sessions
+    ]
+
+
+def schedule(recorded: Sequence[list[Turn]], live: int, seed: int) -> list[Session]:
+    """Give each session its start, so that `live` of them are alive on average."""
+    order = list(recorded)
+    random.Random(seed).shuffle(order)
+    spacing = sum(turns[-1].after for turns in order) / len(order) / live
+    return [Session(f"session {i}", turns, i * spacing) for i, turns in enumerate(order)]
+
+
+def live_working_set(sessions: Sequence[Session]) -> int:
+    """Return the 78th percentile, over requests, of the blocks in the contexts of all live sessions."""
+    changes: list[tuple[float, int, int]] = []  # time, blocks more, and 1 if a request arrives
+    for session in sessions:
+        held = 0
+        for turn in session.turns:
+            changes.append((session.start + turn.after, turn.num_blocks - held, 1))
+            held = turn.num_blocks
+        changes.append((session.start + session.turns[-1].after, -held, 0))
+    total, totals = 0, []
+    for _, change, is_request in sorted(changes):
+        total += change
+        if is_request:
+            totals.append(total)
+    return round(percentile(totals, 78))
+
+
+class Replay(VirtualCore):
+    """Plays sessions on one scheduler, in virtual time."""
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        config: CoreConfig,
+        cache: PrefixCache,
+        *,
+        hints: Hints,
+        sees: bool,
+        slow: float,
+    ) -> None:
+        """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
+        super().__init__(config, cache, VOCABULARY)
+        self._by_header = hints in ("headers", "closed") and not sees
+        self._hints, self._sees, self._slow = hints, sees, slow
+        self._fresh = count(1)
+        self._asked: dict[str, tuple[Session, Turn, float]] = {}
+        self._answered: set[str] = set()
+        self.outcome = Outcome()
+        for session in sessions:
+            self._at(session.start, session)
+
+    def run(self) -> Outcome:
+        """Play everything. Raises AssertionError when a request never ends."""
+        self.play()
+        assert not self._asked, "requests without an answer"
+        self.outcome.num_demoted = self.cache.stats.num_demoted_pages
+        self.outcome.num_promoted = self.cache.stats.num_promoted_pages
+        return self.outcome
+
+    def seconds_of(self, plan: ForwardPlan) -> float:
+        return self._slow * step_seconds(plan)
+
+    def result_of(self, plan: ForwardPlan) -> ForwardResult:
+        return make_believe(plan)
+
+    def _at(self, when: float, session: Session) -> None:
+        self.time.at(when, lambda: self._ask(session))
+
+    def _ask(self, session: Session) -> None:
+        number, turn = session.next_turn, session.turns[session.next_turn]
+        session.next_turn += 1
+        shared = session.blocks[: turn.num_shared]
+        session.blocks = shared + [next(self._fresh) for _ in range(turn.num_blocks - len(shared))]
+        rid = f"{session.name}, {number}"
+        self._asked[rid] = session, turn, self.time.now
+        reused = session.turns[session.next_turn].num_shared if session.next_turn < len(session.turns) else 0
+        self.send(
+            Generate(
+                rid=rid,
+                tokens=session.blocks,
+                sampling=SamplingParams(max_new_tokens=turn.num_output, ignore_eos=True, seed=number),
+                program=session.name if self._hints == "program" or self._sees else None,
+                soft_pins=[SoftPin(0, reused if self._sees else None)],
+                session=ClientSession(session.name) if self._by_header else None,
+            )
+        )
+
+    def take(self, messages: Sequence[FromCore]) -> None:
+        for message in messages:
+            assert not isinstance(message, RequestFailed), message
+            if not isinstance(message, Tokens):
+                continue
+            session, turn, asked = self._asked[message.rid]
+            if message.rid not in self._answered:
+                self._answered.add(message.rid)
+                self._note_start(turn, message.num_cached, self.time.now - asked)
+            if message.finish is not None:
+                del self._asked[message.rid]
+                session.waited += self.time.now - asked
+                self.send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
+                self._go_on(session, turn)
+
+    def _note_start(self, turn: Turn, num_cached: int, ttft: float) -> None:
+        outcome = self.outcome
+        outcome.ttfts.append(ttft)
+        if turn.num_shared:
+            # The last block is computed in any case.
+            num_reusable = min(turn.num_shared, turn.num_blocks - 1)
+            outcome.num_reusable += num_reusable
+            outcome.num_recomputed += max(0, num_reusable - num_cached)
+            outcome.num_turns += 1
+            outcome.num_whole += num_cached >= num_reusable
+
+    def _go_on(self, session: Session, turn: Turn) -> None:
+        if session.next_turn < len(session.turns):
+            self._at(max(self.time.now, session.next_use), session)
+            return
+        self.outcome.job_times.append(session.waited)
+        if self._hints in ("program", "closed") or self._sees:
+            self.send(EndStates(session.name, is_session=self._by_header))
+
+
+def step_seconds(plan: ForwardPlan) -> float:
+    """Return the time of a step. A sampled block is 64 steps of one token; a computed one costs what a token does in
+    bench/simulation."""
+    num_steps = BLOCK if any(row.sample is not None and len(row.tokens) == 1 for row in plan.rows) else 1
+    return num_steps * STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens + COPY_SECONDS * len(plan.copies)
+
+
+def make_believe(plan: ForwardPlan) -> ForwardResult:
+    return ForwardResult(
+        step=plan.step,
+        rows=[
+            RowResult(tokens=[] if row.sample is None else [OUTPUTS + row.sample.draw % OUTPUTS]) for row in plan.rows
+        ],
+    )
+
+
+def clairvoyant(sessions: Sequence[Session]) -> EvictionStrategy:
+    """Return the strategy that evicts what is used last."""
+    by_owner = {f"/{session.name}": session for session in sessions}
+
+    def key(node: TreeNode) -> tuple[float, ...]:
+        if not node.soft_pins:
+            return (0.0, 0.0)
+        return (1.0, -min(by_owner[owner].next_use for owner, _ in node.soft_pins))  # type: ignore[misc]
+
+    return EvictionStrategy(key, respects_soft_pins=True)
+
+
+def replay(
+    recorded: Sequence[list[Turn]],
+    policy: str,
+    *,
+    pool: float,
+    host_pool: float,
+    live: int,
+    hints: Hints,
+    seed: int,
+    slow: float,
+    without: Part | None = None,
+) -> Outcome:
+    """Play the sessions under one policy: an eviction strategy, or `clairvoyant`. `without` a part of `program`, its
+    hints take the place of `hints`."""
+    part = Part(hints, "fcfs" if policy == "lru" else "program") if without is None else without
+    sessions = schedule(recorded, live, seed)
+    num_blocks = live_working_set(sessions)
+    sees = policy == "clairvoyant"
+    config = CoreConfig(prefill_budget=CHUNK, max_running=256, order=part.order)
+    cache = PrefixCache(
+        round(pool * num_blocks),
+        1,
+        num_host_pages=round(host_pool * num_blocks),
+        strategy=clairvoyant(sessions) if sees else policy,
+        forecast=ReuseForecast(by_kind=part.by_kind, by_owner=part.by_owner),
+    )
+    return Replay(sessions, config, cache, hints=part.hints, sees=sees, slow=slow).run()
+
+
+def play_workloads(size: float, seed: int) -> list[dict[str, Any]]:
+    """Return a row for each of the six workloads: hit rate and mean job time by policy and order."""
+    settings: dict[str, tuple[EvictionName, OrderName]] = {
+        "lru": ("lru", "fcfs"),
+        "program": ("program", "program"),
+        "without the order": ("program", "fcfs"),
+    }
+    rows = []
+    for workload in make_workloads(range(TOKENS.vocab_size), size=size, seed=seed):
+        num_pages = quarter_of(simulate(workload, CoreConfig(), AMPLE))
+        row: dict[str, Any] = {"workload": workload.name}
+        for name, (eviction, order) in settings.items():
+            played = simulate(workload, CoreConfig(order=order, eviction=eviction), num_pages)
+            row[f"{name}: hit %"] = 100 * played.run.num_hits / played.run.num_prompt_tokens
+            row[f"{name}: job s"] = statistics.mean(played.job_times)
+        rows.append(row)
+    return rows
+
+
+def main(
+    file: Annotated[Path, typer.Argument(help="recorded sessions", exists=True, dir_okay=False)],
+    pool: Annotated[list[float], typer.Option(help="the device's share of the live working set")] = POOLS,
+    host_pool: Annotated[float, typer.Option(help="the host tier's share")] = 0.0,
+    live: Annotated[int, typer.Option(help="sessions alive at once, on average")] = 40,
+    policy: Annotated[list[str], typer.Option(help="eviction strategies, or clairvoyant")] = POLICIES,
+    hints: Annotated[Hints, typer.Option(help="what the server is told")] = "program",
+    seed: Annotated[int, typer.Option(help="of the order of sessions")] = 1,
+    slow: Annotated[float, typer.Option(help="scales the time of the server's steps")] = 1.0,
+    ablate: Annotated[
+        bool, typer.Option(help="leave out one part of `program` at a time; ends with the six workloads")
+    ] = False,
+    size: Annotated[float, typer.Option(help="scales the number of programs of the six workloads")] = 1.0,
+    out: Out = None,
+) -> None:
+    recorded = load(file)
+    rows: list[dict[str, Any]] = []
+    runs: list[tuple[str, Part | None]] = [(name, None) for name in (["lru", "program"] if ablate else policy)]
+    runs += [("program", part) for part in PARTS.values()] if ablate else []
+    names = {part: f"without {name}" for name, part in PARTS.items()}
+    for share in pool:
+        for name, part in runs:
+            began = time.process_time()
+            settings: dict[str, Any] = {
+                "host_pool": host_pool,
+                "live": live,
+                "hints": hints,
+                "seed": seed,
+                "slow": slow,
+            }
+            outcome = replay(recorded, name, pool=share, without=part, **settings)
+            base = next((row for row in rows if row["pool"] == share), None)
+            rows.append(
+                {
+                    "pool": share,
+                    "policy": name if part is None else names[part],
+                    **outcome.figures(),
+                    "of the first": 1.0 if base is None else 100 * outcome.recomputed / base["recomputed %"],
+                    "demoted": outcome.num_demoted,
+                    "promoted": outcome.num_promoted,
+                    "bench s": time.process_time() - began,
+                }
+            )
+    workloads = play_workloads(size, seed) if ablate else []
+    report("Recorded sessions", *(table(part) for part in (rows, workloads) if part), out=out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
