@@ -33,6 +33,6 @@ def test_the_modules_and_pages_that_a_page_names_exist(page: Path) -> None:
 
 def test_the_tests_that_a_page_names_exist() -> None:
     named = [found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text("utf-8"))]
-    assert len(named) > 20, "docs/security.md names a test for each class of faults"
+    assert len(named) > 20, "docs/operate/security.md names a test for each class of faults"
     missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text("utf-8")]
     assert not missing
