@@ -378,8 +378,9 @@ def test_what_others_call_a_setting_is_a_setting_of_ours() -> None:
 
 
 def test_the_table_of_flags_names_every_setting_of_others_beside_ours() -> None:
-    """docs/migrate.md against the names that the command line translates."""
-    table = [line.split("|") for line in (ROOT / "docs/migrate.md").read_text().splitlines() if line.startswith("| ")]
+    """docs/operate/migrate.md against the names that the command line translates."""
+    page = (ROOT / "docs/operate/migrate.md").read_text()
+    table = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
     flags = [[set(re.findall(r"--([a-z][a-z-]+)", cell)) for cell in row[1:-1]] for row in table]
     ours = {name.replace("_", "-") for name in (*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__)}
     assert {flag.removeprefix("no-") for row in flags for flag in row[-1]} <= ours

@@ -1,17 +1,20 @@
-"""What the pages name is there: files, folders and other pages."""
+"""What the pages name is there: files, folders, other pages and their headings. An index reaches each page."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import ramiform
 
-ROOT = Path(ramiform.__file__).parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "bench/results").glob("*.md")])
+ROOT = Path(ramiform.__file__).parent.resolve()
+PAGES = sorted(ROOT.glob("*.md"))
+PAGES += sorted(page for part in ("bench", "docs", "examples", "runtime") for page in (ROOT / part).rglob("*.md"))
+DECISIONS = ROOT / "docs/inside/decisions"
 FILES = {
     path.relative_to(ROOT).as_posix()
     for folder in ("bench", "constrained", "docs", "examples", "kernels", "lang", "radix", "runtime", "tests", "tools")
@@ -19,20 +22,72 @@ FILES = {
 } | {path.name for path in ROOT.glob("*.*")}
 
 
+def prose(page: Path) -> str:
+    """Return a page's text without blocks of code, where `calls[name](arguments)` is no link, `# why` no heading."""
+    return re.sub(r"^(```|~~~).*?^\1", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """Return the files and the anchors that a page links to, in this repository."""
+    found = re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", prose(page))
+    return [((page.parent / path).resolve() if path else page, anchor) for path, anchor in found]
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    slugs: Counter[str] = Counter()
+    made = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", prose(page), flags=re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        made.add(f"{slug}-{slugs[slug]}" if slugs[slug] else slug)
+        slugs[slug] += 1
+    return made
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_modules_and_pages_that_a_page_names_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    prose = re.sub(r"```.*?```", "", text, flags=re.S)  # `calls[name](*arguments)` in code is no link
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", prose)
-    missing = [link for link in links if not (page.parent / link).exists()]
-    for name in re.findall(r"(?:`|-P )([\w/]+\.py)\b", text):
-        if not any(file == name or file.endswith(f"/{name}") for file in FILES):
-            missing.append(name)
-    assert not missing
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    broken = [f"{path}#{anchor}" for path, anchor in links(page) if not path.exists()]
+    broken += [f"{path}#{anchor}" for path, anchor in links(page) if anchor and anchor not in anchors(path)]
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_modules_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"(?:`|-P )([\w/]+\.py)\b", page.read_text("utf-8"))
+    assert not [name for name in named if not any(file == name or file.endswith(f"/{name}") for file in FILES)]
+
+
+def test_the_pages_that_code_names_exist() -> None:
+    """In docstrings, comments, messages and tests; a decision by its number."""
+    kinds = {".py", ".sh", ".toml", ".js", ".html", ".md"}
+    files = [file for file in sorted(FILES) if Path(file).suffix in kinds and "node_modules" not in file]
+    page = r"(?<![\w/.-])docs/[\w/-]+(?:\.md|\.json|/\d{4})"
+    named = {(file, name) for file in files for name in re.findall(page, (ROOT / file).read_text("utf-8"))}
+    assert len(named) > 30
+    assert not [each for each in named if not list(ROOT.glob(f"{each[1]}*"))]
+
+
+@pytest.mark.parametrize("index", ["README.md", "docs/README.md"])
+def test_an_index_links_to_every_page(index: str) -> None:
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent != DECISIONS} | {DECISIONS / "README.md"}
+    assert pages - {path for path, _ in links(ROOT / index)} <= {ROOT / index}
+
+
+def test_the_index_of_decisions_has_every_number_and_title() -> None:
+    rows = re.findall(
+        r"^\| \[?(\d+)\]?(?:\(([\w.-]+)\))? \| (.*) \|$", (DECISIONS / "README.md").read_text("utf-8"), re.M
+    )
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    assert {name for _, name, _ in rows if name} == {page.name for page in DECISIONS.glob("0*.md")}
+    for number, name, title in rows:
+        if name:
+            assert (DECISIONS / name).read_text("utf-8").startswith(f"# {number}. {title}\n")
 
 
 def test_the_tests_that_a_page_names_exist() -> None:
     named = [found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text("utf-8"))]
-    assert len(named) > 20, "docs/security.md names a test for each class of faults"
+    assert len(named) > 20, "docs/operate/security.md names a test for each class of faults"
     missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text("utf-8")]
     assert not missing

@@ -1,6 +1,6 @@
 """The first hour on a GPU: correctness, kernels, an engine, other models and formats, profiles, in five sections.
 
-    bash bench/gpu/hour.sh [A B C D E]           # on a machine with a CUDA device; see docs/gpu.md
+    bash bench/gpu/hour.sh [A B C D E]           # on a machine with a CUDA device; see docs/operate/gpu.md
     python -P bench/gpu/hour.py A --out FOLDER   # one section; --dry-run: tiny shapes, also without a device
 
 Weights are random, of real shapes. Each section prints one table and writes a line of JSON for each measurement to

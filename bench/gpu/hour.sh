@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first hour on a machine with a CUDA device, without network or virtual environment: see docs/gpu.md.
+# The first hour on a machine with a CUDA device, without network or virtual environment: see docs/operate/gpu.md.
 #
 #   bash bench/gpu/hour.sh wheels          # before, where there is a network: download what the machine lacks to .wheels
 #   bash bench/gpu/hour.sh [A B C D E]     # there: each section takes ten minutes at most; default: all

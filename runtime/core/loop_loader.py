@@ -1,4 +1,4 @@
-"""Compiles and loads the compiled loops while the core already answers without them (docs/decisions/0013).
+"""Compiles and loads the compiled loops while the core already answers without them (docs/inside/decisions/0013).
 
 Plain torch computes for the kernels, Python interprets the grammars' loops, and there are no suffix drafts. Loops that
 this machine has never compiled are compiled by child processes once the core is ready, those of drafts last. The core

@@ -1,7 +1,7 @@
 """Order in which steps are planned, computed and committed: one after the other, or one ahead.
 
 One ahead, a step is planned and launched while the previous one computes, so that the device goes from one to the next
-without waiting for Python (docs/decisions/0011).
+without waiting for Python (docs/inside/decisions/0011).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Choice of the number of threads for a step on a CPU. The number applies to the whole process.
 
 Handing work over and waiting for it takes some forty microseconds per op with sleeping threads (spinning ones would
-take the processor from others, docs/log.md), and a step has hundreds of ops. So small steps use one thread of torch's.
-Compiled loops share a whole step at once (`kernels.cpu.step.phases`), and choose their threads themselves.
+take the processor from others, docs/inside/log.md), and a step has hundreds of ops. So small steps use one thread of
+torch's. Compiled loops share a whole step at once (`kernels.cpu.step.phases`), and choose their threads themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Storage format of keys and values: the dtype that a setting asks for, and the origin of the scales of quantised ones.
 
-See docs/decisions/0010-scales-before-the-first-token.md and 0020-four-bit-keys-and-values.md.
+See docs/inside/decisions/0010-scales-before-the-first-token.md and 0020-four-bit-keys-and-values.md.
 """
 
 from __future__ import annotations

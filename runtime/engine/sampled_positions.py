@@ -2,7 +2,7 @@
 
 A row has one output for its last committed token and one for each node of its draft tree. Each output is sampled by
 itself, with the parameters and the random seed that plain decoding would use there. The walk along the samples then
-gives the tokens of plain decoding, so drafts change the cost of a step and never its tokens (docs/decisions/0009).
+gives plain decoding's tokens, so drafts change the cost of a step and never its tokens (docs/inside/decisions/0009).
 
 Legend: O outputs, N nodes, M moves.
 """

@@ -42,7 +42,7 @@ def child_environment() -> dict[str, str]:
 
     Threads that spin long while they wait starve other processes. Threads that sleep at once must be woken for each of
     a step's hundreds of operators. So GNU OpenMP, which torch uses, spins for some tens of microseconds, about the time
-    between operators (docs/log.md). A policy set by the user is kept.
+    between operators (docs/inside/log.md). A policy set by the user is kept.
     """
     waiting = {} if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
     return waiting | {"KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)

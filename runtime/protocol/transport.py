@@ -1,7 +1,7 @@
 """Options of ZMQ sockets over TCP: CURVE keys and heartbeats.
 
 Between processes of one machine the system reports when a peer has died, and a peer that was only stopped for a while
-must keep its connection (see docs/log.md). A network reports nothing, so over TCP ZMQ's heartbeats do.
+must keep its connection (see docs/inside/log.md). A network reports nothing, so over TCP ZMQ's heartbeats do.
 """
 
 from __future__ import annotations

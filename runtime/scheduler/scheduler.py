@@ -5,7 +5,7 @@
     answers = scheduler.answers()                     # of requests that needed no forward
     answers = scheduler.commit(plan, result, now)
 
-While a plan is in flight the next one may be made (docs/decisions/0011): `plan`, `plan`, `commit` of the first,
+While a plan is in flight the next one may be made (docs/inside/decisions/0011): `plan`, `plan`, `commit` of the first,
 `sampling` of the second, `plan`, and so on.
 
 A plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running, that

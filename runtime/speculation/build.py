@@ -29,8 +29,8 @@ from .medusa import MedusaSource, is_medusa, load_medusa, medusa_bytes
 from .mtp import MtpSource, load_mtp, mtp_bytes, read_mtp_layout
 
 HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
-_CHEAP_PARAMETERS = 50_000_000  # measured: docs/log.md
-# Draft source of models without a head that pays: "off" or "suffix" (docs/decisions/0016).
+_CHEAP_PARAMETERS = 50_000_000  # measured: docs/inside/log.md
+# Draft source of models without a head that pays: "off" or "suffix" (docs/inside/decisions/0016).
 DEFAULT_SOURCE: SpeculativeName = "off"
 
 

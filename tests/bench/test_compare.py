@@ -16,7 +16,7 @@ from ramiform.bench.compare.run import PACKAGES, RIGHT, VALID, num_lines
 from .commands import BENCH, run
 
 PROGRAMS = [BENCH / "compare" / framework / f"{program}.py" for framework in PACKAGES for program in RIGHT]
-PAGE = BENCH.parent / "docs/compare.md"
+PAGE = BENCH.parent / "docs/learn/compare.md"
 RESULTS = BENCH / "results/compare_2core-cpu_202611.md"
 
 

@@ -1,7 +1,7 @@
 """Architectures of transformers' own list, native, through transformers or refused. Judge: transformers' greedy tokens.
 
 Each has a small random checkpoint. Its requests are cut into chunks, share steps with others, meet a cache that holds
-their prompts, or none, and a grammar. docs/models.md has the same table.
+their prompts, or none, and a grammar. docs/models/models.md has the same table.
 """
 
 from __future__ import annotations
@@ -365,8 +365,8 @@ def test_a_model_that_attends_otherwise_than_it_says_is_refused(checkpoints: Any
 
 
 def tables() -> list[dict[str, list[str]]]:
-    """The tables of docs/models.md: the cells behind each class."""
-    page = (Path(ramiform.__file__).parent / "docs/models.md").read_text(encoding="utf-8")
+    """The tables of docs/models/models.md: the cells behind each class."""
+    page = (Path(ramiform.__file__).parent / "docs/models/models.md").read_text(encoding="utf-8")
     found: list[dict[str, list[str]]] = []
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

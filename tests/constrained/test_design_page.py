@@ -10,7 +10,7 @@ from typing import Any
 
 import ramiform
 
-PAGE = Path(ramiform.__file__).parent / "docs/constrained-design.md"
+PAGE = Path(ramiform.__file__).parent / "docs/inside/constrained-design.md"
 
 
 def test_the_code_of_the_design_page_prints_what_the_page_shows() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import ramiform
 
-TUTORIAL = Path(ramiform.__file__).parent / "docs/tutorial.md"
+TUTORIAL = Path(ramiform.__file__).parent / "docs/learn/tutorial.md"
 TEXT = TUTORIAL.read_text()
 SNIPPET = re.compile(r"^```python\n(.*?)^```$\n+^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SNIPPETS = [

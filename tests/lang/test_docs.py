@@ -13,7 +13,7 @@ from ramiform.lang.expressions.expr import GEN_NAMES
 from ramiform.lang.states.readable_state import ReadableState
 from ramiform.runtime.protocol.sampling import PARAMETERS
 
-REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()
+REFERENCE = (Path(ramiform.__file__).parent / "docs/learn/language.md").read_text()
 
 
 @pytest.mark.parametrize("name", [name for name in ramiform.__all__ if name != "__version__"])

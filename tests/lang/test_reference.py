@@ -15,7 +15,7 @@ import pytest
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted
 
-REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()
+REFERENCE = (Path(ramiform.__file__).parent / "docs/learn/language.md").read_text()
 MCP_SERVER = Path(__file__).parent / "tools/mcp_server_of_tests.py"
 
 

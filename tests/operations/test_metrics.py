@@ -17,7 +17,7 @@ from ramiform.runtime.protocol.metrics import FrontendMetrics, Histogram, sum_me
 
 from .scrape import Scrape, scrape
 
-DASHBOARD = Path(ramiform.__file__).parent / "docs" / "grafana-dashboard.json"
+DASHBOARD = Path(ramiform.__file__).parent / "docs/operate/grafana-dashboard.json"
 
 
 @pytest.fixture

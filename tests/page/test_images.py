@@ -1,6 +1,6 @@
-"""The pictures of docs/page.md, taken of the real page.
+"""The pictures of docs/use/page.md, taken of the real page.
 
-    RAMIFORM_IMAGES=docs/images pytest --rootdir=tests tests/page/test_images.py
+    RAMIFORM_IMAGES=docs/use/images pytest --rootdir=tests tests/page/test_images.py
 
 writes them into that folder; without the variable they go to a temporary one.
 """
@@ -21,7 +21,7 @@ from .browser import Page
 from .test_chat import ANSWERED, ask, open_chat
 from .test_strip import FORKED, chip, fork
 
-DOCS = Path(ramiform.__file__).parent / "docs"
+DOCS = Path(ramiform.__file__).parent / "docs/use"
 MAX_BYTES = 120_000
 CHECKED = "document.querySelector('.badge[role=status]')?.innerText"
 

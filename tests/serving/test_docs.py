@@ -1,4 +1,4 @@
-"""docs/http.md and docs/ollama.md agree with the server's OpenAPI document."""
+"""docs/use/http.md and docs/use/ollama.md agree with the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 import ramiform
 
-DOCS = (Path(ramiform.__file__).parent / "docs/http.md").read_text("utf-8")
-OLLAMA = (Path(ramiform.__file__).parent / "docs/ollama.md").read_text("utf-8")
+DOCS = (Path(ramiform.__file__).parent / "docs/use/http.md").read_text("utf-8")
+OLLAMA = (Path(ramiform.__file__).parent / "docs/use/ollama.md").read_text("utf-8")
 UNDESCRIBED = {"/", "/page/...", "/v1/ramiform/live"}  # OpenAPI has no pages and no WebSockets here
 WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS + OLLAMA))
 

@@ -181,7 +181,7 @@ def test_one_is_not_true_and_a_tools_member_is_not_a_field(http: httpx.Client) -
 
 
 def test_the_page_lists_exactly_these_fields() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/use/http.md").read_text("utf-8")
     rows = re.findall(r"^\| (OpenAI|vLLM|SGLang|llama\.cpp) \| (.*) \| (`.*`) \|$", page, re.MULTILINE)
     listed = [(name, whose, values) for whose, values, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert sorted(listed) == sorted((name, field.whose, field.accepted) for name, field in PEER_FIELDS.items())

@@ -1,4 +1,4 @@
-"""Estimates of speed and concurrency for an arrangement of devices. The formulas are in docs/planner.md.
+"""Estimates of speed and concurrency for an arrangement of devices. The formulas are in docs/operate/planner.md.
 
 A step takes the larger of its compute time and its read time, for each stage. Stages get it in micro-batches, as the
 runtime sends them (`models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the
@@ -27,7 +27,7 @@ from .memory import (
 )
 
 # Part of the bandwidth at which a kernel reads weights, by its instructions: the one for int4 issues 541 for 4 kB, in
-# which time an H100 reads 8 kB (docs/kernels.md).
+# which time an H100 reads 8 kB (docs/inside/kernels.md).
 KERNEL_READ: dict[WeightFormat, float] = {"int4": 0.5}
 TRANSFER_LATENCY = 10e-6  # seconds of an empty message
 

@@ -2,7 +2,7 @@
 
 Neighbouring layers make a stage; a stage's output is the next one's input (Huang et al. 2019, GPipe, section 2.2). The
 first stage also has embedding, final norm and head: rank 0, which samples, has all it needs, and tied weights are held
-once (docs/decisions/0012).
+once (docs/inside/decisions/0012).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ..linear import DenseLinear, Linear
 from ..norm import Norm, allocate_norm
 from ..parallel.group import Group
 from ..parallel.layers import ColumnParallelLinear, OutputSection, RowParallelLinear
-from ..quantised.blockwise import BLOCK
+from ..quantised.blockwise import FP8_BLOCK
 from ..quantised.factory import make_linear
 from ..quantised.mxfp4 import GROUP as MXFP4_GROUP
 
@@ -107,7 +107,7 @@ class Allocator:
         """Refuse slices that straddle the blocks of a format. Raises ValueError."""
         quantisation = self.config.quantisation
         scheme = None if quantisation is None or not self.is_cut else quantisation.scheme_of(module)
-        block = 0 if scheme is None else BLOCK if scheme.source == "fp8" else 0
+        block = 0 if scheme is None else FP8_BLOCK if scheme.source == "fp8" else 0
         if scheme is not None and scheme.kind == "mxfp4" and kind == "inputs":
             block = MXFP4_GROUP
         if block and size % block:

@@ -74,7 +74,7 @@ def test_an_example_is_a_shortest_text_that_both_match(seed: int) -> None:
 
 
 def test_the_command_prints_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(ramiform.__file__).parent / "docs/constrained.md").read_text(encoding="utf-8")
+    page = (Path(ramiform.__file__).parent / "docs/use/constrained.md").read_text(encoding="utf-8")
     [(grammar, printed)] = re.findall(r"```lark\n(.*?)```\n\nit prints\n\n```\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("assign.lark").write_text(grammar)

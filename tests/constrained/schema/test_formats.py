@@ -431,7 +431,7 @@ def formats_in(documentation: str, opening: str) -> set[str]:
 
 
 def test_the_documentation_lists_what_is_enforced_what_is_not_and_what_is_known_in_part() -> None:
-    documentation = (Path(ramiform.__file__).parent / "docs/constrained.md").read_text(encoding="utf-8")
+    documentation = (Path(ramiform.__file__).parent / "docs/use/constrained.md").read_text(encoding="utf-8")
     assert formats_in(documentation, "Formats that are enforced:") == set(PATTERNS)
     annotations = formats_in(documentation, "Formats that are annotations only:")
     assert set(FormatChecker.checkers) - set(PATTERNS) <= annotations

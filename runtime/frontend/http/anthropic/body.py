@@ -39,7 +39,7 @@ class InputBlock(Body):
     model_config = ConfigDict(
         extra="allow",
         strict=True,
-        json_schema_extra={  # the block that every message may have; docs/http.md lists the others
+        json_schema_extra={  # the block that every message may have; docs/use/http.md lists the others
             "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
             "required": ["type", "text"],
             "additionalProperties": False,

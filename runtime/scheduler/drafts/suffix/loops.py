@@ -20,8 +20,8 @@ MAX_COMPARED = 32  # tokens compared
 MAX_FOUND = 16  # newest occurrences that are considered, of the text itself and of others each
 MAX_NODES = 96
 MIN_PROBABILITY = 0.05  # of a node that is kept
-# Measured on outputs of the model that ships (docs/decisions/0016): how often the next token is the one that followed a
-# match of 0, 1, 2, ... tokens, where all matches agree; the last entry is for all longer ones.
+# Measured on outputs of the model that ships (docs/inside/decisions/0016): how often the next token is the one that
+# followed a match of 0, 1, 2, ... tokens, where all matches agree; the last entry is for all longer ones.
 CONFIDENCE = np.array([0.0, 0.3, 0.55, 0.6, 0.75, 0.8, 0.82, 0.86, 0.92, 0.95, 0.96, 0.97], np.float64)
 
 # Columns of a slot. Order n has its links at OLDER + 2 n and NEWER + 2 n.
