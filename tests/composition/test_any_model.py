@@ -280,7 +280,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_whatever_a_request_asks_for_is_the_same_through_transformers(shape: dict[str, Any]) -> None:
     """The model that ships, native and through transformers: draws, grammars, stops, penalties, drafts, evictions."""
@@ -301,7 +301,7 @@ def _shipped_draft(target: Decoder, *, num_pages: int, num_host_pages: int) -> D
     return DraftModelSource(draft, num_pages, num_host_pages)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retracted_requests_get_the_same_tokens_through_transformers() -> None:
     requests = crowding_requests()
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 40, "speculative": "off"}

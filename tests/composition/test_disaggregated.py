@@ -90,7 +90,7 @@ def check(cases: Sequence[Case], prefill: Target, decode: Target) -> dict[str, A
     return stats
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_mix_of_requests_and_programs_gets_what_one_runtime_gives(prefill: Target, decode: Target) -> None:
     cases = make_mix(20, decode.encode, seed=3)
     stats = check(cases, prefill, decode)
@@ -99,7 +99,7 @@ def test_a_mix_of_requests_and_programs_gets_what_one_runtime_gives(prefill: Tar
     assert stats["num_accepted_tokens"] > 0, "the decode runtime drafted"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pages_come_while_later_chunks_are_computed(prefill: Target, decode: Target) -> None:
     ids = decode.encode(LONG)
     before = decode.idle_stats()
@@ -113,7 +113,7 @@ def test_pages_come_while_later_chunks_are_computed(prefill: Target, decode: Tar
     assert answer["output_ids"] == prefill.generate(ids, max_new_tokens=4)["output_ids"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_cached_here_or_asked_of_the_prompt_is_not_fetched(prefill: Target, decode: Target) -> None:
     ids = decode.encode("Once more. " + LONG)[:400]
     first = decode.generate(ids, max_new_tokens=2)
@@ -146,7 +146,7 @@ def test_pages_of_one_rank_fit_two_and_come_back(folder: Path, prefill: Target) 
     assert answer["meta_info"]["cached_tokens"] >= 288
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill: Target, decode: Target) -> None:
     bind = f"ipc://{folder}/dying"
     attempt = 0
@@ -171,7 +171,7 @@ def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill
     assert stats["num_free_pages"] == stats["num_pages"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_session_goes_on_at_another_replica_with_the_same_tokens(
     folder: Path, prefill: Target, decode: Target
 ) -> None:
@@ -235,7 +235,7 @@ class Relay(socketserver.BaseRequestHandler):
                     pairs[source].sendall(data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["http", "zmq"])
 def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
     folder: Path, prefill: Target, decode: Target, way: str
@@ -288,7 +288,7 @@ def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
     assert num_cached > 150, "of the prompt and the first output, nothing was computed again"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programs_that_cannot_follow_fail_clearly(folder: Path, prefill: Target, decode: Target) -> None:
     nowhere, here = f"ipc://{folder}/nowhere", {"to": f"ipc://{folder}/prefill"}
     refused = decode.http.post("/drain", params=here | {"programs_to": "localhost"})

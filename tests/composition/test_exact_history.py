@@ -15,7 +15,7 @@ LETTERS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_answers_to_exact_histories_are_those_to_their_ids(url: str) -> None:
     """Chat on a small pool with speculation; play each prompt's ids by `/generate` on an ample one without it."""
     with (

@@ -157,7 +157,7 @@ def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ra
             assert texts(response) == expected, params
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_engine_of_grammars_end_to_end() -> None:
     with ramiform.Runtime(
         port=0, dtype="float32", num_pages=64, grammar_backend="llguidance", log_level="error"

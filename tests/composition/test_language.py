@@ -118,7 +118,14 @@ def results(program: Any, runtime: Runtime) -> list[Any]:
     return together
 
 
-@pytest.fixture(scope="module", params=[name for name in FEATURES if name != "all off"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name == "defaults" else pytest.mark.exhaustive)
+        for name in FEATURES
+        if name != "all off"
+    ],
+)
 def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     with Runtime(port=0, dtype="float32", log_level="error", **({"num_pages": 256} | FEATURES[request.param])) as one:
         yield one

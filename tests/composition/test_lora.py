@@ -143,7 +143,7 @@ def test_adapters_and_the_base_in_shared_steps_give_the_tokens_of_merged_weights
     assert min(answer["meta_info"]["cached_tokens"] for answer in warm) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "settings",
     [

@@ -66,7 +66,7 @@ def test_without_jump_forward_every_token_of_a_grammar_is_sampled() -> None:
     assert num_following(plans) >= sum(len(mine.ids) - 1 for mine in got.values())  # all but each first one
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_eight_bit_keys_it_is_the_same_model(expected: dict[str, Got]) -> None:
     settings = SHAPES["eight-bit"]
     ahead, one_by_one = run(REQUESTS, **AHEAD | settings)[0], run(REQUESTS, speculative="off", **settings)[0]
@@ -94,7 +94,7 @@ def test_samples_of_one_prompt_share_it_and_differ_by_their_seeds_alone() -> Non
     assert stats.num_cached_tokens >= 5 * (len(tokens) - 1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_branches_and_turns_go_on_from_what_was_said(expected: dict[str, Got]) -> None:
     """Each continues another's prompt and output, some of them while those still run."""
     firsts = REQUESTS[:8]
@@ -140,7 +140,7 @@ def test_guesses_need_tokens_that_are_known_so_steps_follow_one_another(
     assert num_following(plans) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (2, 2)])
 def test_every_rank_keeps_what_rank_0_samples(expected: dict[str, Got], size: int, stages: int) -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 24, "host_kv_memory": 0.01} | AHEAD

@@ -137,7 +137,7 @@ def test_speculation_is_refused_beside_a_rolling_window(llama: Model) -> None:
         choose_source(CoreConfig(**SHAPE | {"speculative": "ngram"}), llama[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_runtime_reports_its_window_and_holds_no_pages_when_requests_have_gone(tmp_path: Path) -> None:
     settings = {"num_pages": 128, "prefill_budget": 64, "window_ratio": 0.3, "streaming_window": 64}
     body = {"prompt": some_tokens(150, seed=7), "max_tokens": 60, "temperature": 0, "ignore_eos": True}

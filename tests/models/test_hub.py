@@ -156,7 +156,7 @@ def test_a_gguf_file_in_parts_is_fetched_whole(fetch: Fetch) -> None:
     assert served_name(str(path), None) == "org/quants"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_commands_read_models_of_the_hub(environment: dict[str, str], asked: list[str], tmp_path: Path) -> None:
     def ramiform(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "ramiform"), *arguments]
@@ -201,6 +201,7 @@ def test_what_the_hub_does_not_give_is_an_error_of_one_line(
     assert "\n" not in answer
 
 
+@pytest.mark.exhaustive
 def test_ids_are_told_from_paths(tmp_path: Path) -> None:
     assert parse_hub_id("org/name") == HubModel("org/name")
     assert parse_hub_id("org/name-1.5@v1:Q4_K_M") == HubModel("org/name-1.5", "v1", "Q4_K_M")

@@ -56,7 +56,7 @@ def test_a_module_that_needs_a_deferred_one_finds_it_executed() -> None:
     assert importlib.import_module("deferring.needy").seen == ["late"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torch_computes_with_parts_deferred_and_its_compiler_gets_them_back() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", TORCH], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "12.0", "True", "False", "False"]

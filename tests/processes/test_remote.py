@@ -117,7 +117,7 @@ def test_garbage_at_the_port_harms_no_program(remote: str, keys: Path, tmp_path:
         assert "Paris" in ask.run(backend=backend)["answer"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programs_hear_of_the_end_of_a_runtime_that_is_killed(keys: Path, tmp_path: Path) -> None:
     here = on_another_machine(keys, tmp_path / "there")
     runtime = ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=2048, log_level="error")
@@ -160,7 +160,7 @@ def test_an_address_that_is_none_is_refused_before_anything_starts(bind: str, ke
         ramiform.Runtime(bind=bind, keys=str(keys))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_address_that_is_taken_is_an_error_at_the_start(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         bind = f"tcp://127.0.0.1:{server.getsockname()[1]}"

@@ -52,7 +52,7 @@ def play(eviction: str, headers: bool) -> tuple[list[str], float]:
     return texts, 1 - num_cached / num_history
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sessions_in_headers_save_recomputation_on_a_small_pool_and_change_no_token() -> None:
     texts, recomputed = play("lru", headers=False)
     told, saved = play("program", headers=True)

@@ -157,7 +157,7 @@ def test_a_program_is_seen_while_it_runs_and_when_it_is_done(small: ramiform.Run
         assert {error["param"] for error in watcher.errors} == {"id", "root"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_several_keys_a_key_sees_what_is_its_own() -> None:
     with ramiform.Runtime(
         port=0, dtype="float32", num_pages=128, log_level="error", api_key="one,two", admin_key="boss"
@@ -205,7 +205,7 @@ def test_with_several_keys_a_key_sees_what_is_its_own() -> None:
             assert "secret" not in json.dumps([boss.view, boss.rows])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_frontend_tells_of_all_frontends() -> None:
     with ramiform.Runtime(port=0, dtype="float32", num_pages=256, log_level="error", frontends=2) as started:
         url = started.url or ""
@@ -228,7 +228,7 @@ def test_every_frontend_tells_of_all_frontends() -> None:
             assert points[-1]["t"] >= watcher.points[0]["t"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_server_with_a_viewer_ends_when_it_is_told_to() -> None:
     with serving() as server:
         with watching(server.url) as watcher:

@@ -229,6 +229,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.mark.exhaustive
 def shown(browser: list[str], url: str) -> str:
     """The page as it is once its scripts have run."""
     done = subprocess.run([*browser, "--dump-dom", url], capture_output=True, text=True, timeout=300)

@@ -162,6 +162,7 @@ def test_a_chat_is_rendered_as_its_prompt(http: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
 
 
+@pytest.mark.exhaustive
 def test_texts_are_parsed_as_chat_parses_them(http: httpx.Client) -> None:
     tools = [
         {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}

@@ -15,7 +15,7 @@ NUM_PROMPTS = 6
 ORDER = [0, 0, 0, *range(NUM_PROMPTS), *range(NUM_PROMPTS)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_plan_log_tells_what_an_eviction_has_cost(tmp_path: Path) -> None:
     with (
         ramiform.Runtime(
