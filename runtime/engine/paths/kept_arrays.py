@@ -21,7 +21,7 @@ from ....kernels.cpu.step.arguments import StepSettings
 from ....kernels.cpu.step.decoder_step import decode_inputs
 from ....kernels.cpu.thread_pool import num_threads, share_rows
 from ...models.compiled_layers import NO_PLAN, CompiledLayers, StepScratch
-from ...models.rope import side_by_side
+from ...models.rope.angles import side_by_side
 from ...scheduler.plan import PENDING, Row, Sample
 from ..kv_pool import PAGE_SIZE
 from ..last_tokens import LastTokens

@@ -15,7 +15,7 @@ from ..parallel.group import Group
 from ..parallel.layers import ColumnParallelLinear, OutputSection, RowParallelLinear
 from ..quantised.blockwise import FP8_BLOCK
 from ..quantised.factory import make_linear
-from ..quantised.mxfp4 import GROUP as MXFP4_GROUP
+from ..quantised.mxfp4 import MXFP4_GROUP
 
 EXPANSION = "self_attn.kv_b_proj"  # of latents
 
