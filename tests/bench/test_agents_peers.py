@@ -24,7 +24,7 @@ def cost(*made: Generation) -> Run:
     return Run(1.0, 1.0, 1.0, [list(made)])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_both_ways_ask_for_the_same_tokens_and_get_the_same(tmp_path: Path) -> None:
     out = tmp_path / "report.md"
     small = ["--rounds", "1", "--at-once", "2", "--shared", "20", "--no-floor", "--out", str(out)]

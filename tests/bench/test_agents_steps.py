@@ -121,7 +121,7 @@ def test_the_parts_of_a_case_add_up() -> None:
     assert (every["steps"], every["live, ms"], every["replayed, ms"]) == (2, 10_000, 8_500)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_case_replays_with_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def replay_here(config: CoreConfig, cases: Sequence[Sequence[LiveStep]], rounds: int) -> list[Replayed]:
         engine = load_core(config).engine

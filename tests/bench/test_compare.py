@@ -89,7 +89,7 @@ def test_each_framework_has_each_program() -> None:
     assert all(set(VALID[program]) == set(PACKAGES) for program in RIGHT)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_runner_counts_our_programs(tmp_path: Path) -> None:
     out = tmp_path / "report.md"
     run("compare/run.py", "--rounds", "1", "--out", str(out))

@@ -127,7 +127,7 @@ def digest(names: Iterable[str]) -> str:
     return seen.hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("level", "names"),
     [

@@ -492,7 +492,7 @@ def check_rounded(*shapes: tuple[int, int]) -> None:
             memory.check(rows, group, window=window, cap=cap)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dot_products_are_emulated_where_the_processor_has_none() -> None:
     emulated = os.environ | {"RAMIFORM_CPU": "avx512-emulated"}
     done = subprocess.run([sys.executable, "-P", __file__], capture_output=True, text=True, env=emulated)

@@ -162,7 +162,7 @@ def digest() -> str:
     return seen.hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("level", ["generic", "avx2", "avx512", "avx512-emulated"])
 def test_every_set_of_instructions_returns_the_same_bits(level: str) -> None:
     done = subprocess.run(

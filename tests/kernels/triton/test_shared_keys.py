@@ -115,7 +115,11 @@ def queries(case: Case, device: torch.device) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(CASES[name], marks=[] if name == "everything" else pytest.mark.exhaustive) for name in CASES],
+    ids=CASES,
+)
 def test_shared_keys_give_what_each_row_computes_by_itself(case: Case, device: torch.device) -> None:
     kv, q_THD = cache(case, device), queries(case, device)
     args = AttentionArgs(case.spans(), kv, case.heads, PAGE_SIZE, case.window, case.dtype)
@@ -168,7 +172,7 @@ def test_decode_rows_read_shared_keys_from_tables_on_the_device(window: int | No
     assert not got[len(spans) :].any()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [CASES["everything"], CASES["a window of some shared keys"]], ids=["all", "window"])
 def test_bits_do_not_depend_on_who_shares_keys(
     case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -197,7 +201,7 @@ def test_bits_do_not_depend_on_who_shares_keys(
     torch.testing.assert_close(together, reference.attend(q_THD, kv, 0.3), atol=5e-6, rtol=5e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(GPU, reason="compares tensors on the CPU")
 @pytest.mark.parametrize(("first", "topk"), [(0, 2), (30, 1), (30, 4), (63, 2), (63, 4)])
 def test_a_node_has_the_bits_of_plain_decoding(first: int, topk: int, monkeypatch: pytest.MonkeyPatch) -> None:
