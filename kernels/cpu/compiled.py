@@ -19,6 +19,7 @@ _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
 compiled = partial(loops.compiled, fastmath=_FASTMATH, error_model="numpy")
+compiled_once = partial(loops.compiled_once, fastmath=_FASTMATH, error_model="numpy")
 compiled_in_order = partial(loops.compiled, error_model="numpy")  # sums are taken in the order that is written
 
 

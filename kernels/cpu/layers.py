@@ -17,13 +17,34 @@ import numpy as np
 from numba import carray, types
 
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
-from .compiled import Floats, Ints, compiled, exp
-from .pointers import pointer_to
+from .compiled import Floats, Ints, compiled, compiled_once, exp
+from .pointers import address_of, pointer_to
 
 # Activations. A gated MLP has one of the first two.
 SILU, GELU_TANH, GELU, RELU, RELU2 = range(5)
 
 _floats = pointer_to(types.float32)
+
+
+@compiled_once("void(int64, int64, int64, float32, int64)")
+def _normalise_row(x: int, weight: int, E: int, eps: float, out: int) -> None:
+    """Write the RMS norm of the E floats at address `x`. One machine code serves every loop: where copies of it were
+    inlined, each would take the sum in an order of its own, and round differently."""
+    x_E, weight_E, out_E = carray(_floats(x), (E,)), carray(_floats(weight), (E,)), carray(_floats(out), (E,))
+    total = np.float32(0)
+    for e in range(E):
+        total += x_E[e] * x_E[e]
+    scale = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
+    for e in range(E):
+        out_E[e] = x_E[e] * scale * weight_E[e]
+
+
+@compiled("void(float32[:,::1], float32[::1], float32, float32[:,::1])")
+def rms_norm_float32(x_TE: Floats, weight_E: Floats, eps: float, out_TE: Floats) -> None:
+    """Write the RMS norm of each row, as the loop of a whole step computes it."""
+    T, E = x_TE.shape
+    for t in range(T):
+        _normalise_row(address_of(x_TE) + 4 * E * t, address_of(weight_E), E, eps, address_of(out_TE) + 4 * E * t)
 
 
 @compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
@@ -204,7 +225,7 @@ def normalise(x_TE: Floats, norm: int, eps: float, is_layer_norm: bool, out_TE: 
     """Write the norm of each row; `norm` is the address of its weights, and of a layer norm's bias behind them."""
     T, E = x_TE.shape
     if not is_layer_norm:
-        rms_norm(x_TE, carray(_floats(norm), (E,)), eps, out_TE)
+        rms_norm_float32(x_TE, carray(_floats(norm), (E,)), eps, out_TE)
         return
     weight_E, bias_E = carray(_floats(norm), (E,)), carray(_floats(norm + 4 * E), (E,))
     for t in range(T):

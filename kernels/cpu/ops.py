@@ -41,7 +41,8 @@ class CpuOps(ReferenceOps):
             return super().rms_norm(x, weight, eps)
         out = torch.empty_like(x)
         source, target, weights = as_float_array(x), as_float_array(out), as_float_array(weight)
-        share_rows(x, lambda rows: layers.rms_norm(source[rows], weights, eps, target[rows]))
+        norm = layers.rms_norm_float32 if x.dtype == torch.float32 else layers.rms_norm
+        share_rows(x, lambda rows: norm(source[rows], weights, eps, target[rows]))
         return out
 
     def add_rms_norm(
