@@ -282,7 +282,7 @@ class Replay(VirtualCore):
 
 def step_seconds(plan: ForwardPlan) -> float:
     """Return the time of a step. A sampled block is 64 steps of one token; a computed one costs what a token does in
-    bench/simulation."""
+    bench/scheduling/simulation.py."""
     num_steps = BLOCK if any(row.sample is not None and len(row.tokens) == 1 for row in plan.rows) else 1
     return num_steps * STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens + COPY_SECONDS * len(plan.copies)
 
