@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.models import compiled_layers
 from ramiform.runtime.models.compiled_layers import CompiledLayers
+from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.scheduler.plan import DraftNode, Row
@@ -197,6 +199,17 @@ def test_blocks_that_the_loop_does_not_compute_use_the_ops(checkpoint: Callable[
     for name in ("llama3", "qwen3", "mixtral"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
         assert CompiledLayers.of(model.parameters, model.config) is not None
+
+
+def test_a_config_with_a_new_field_or_value_is_left_to_the_ops(checkpoint: Callable[[str], Path]) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class NewConfig(ModelConfig):
+        twist: float = 0.0
+
+    model = load_model(checkpoint("llama3"), device=CPU, dtype=torch.float32)
+    for changes, is_taken in (({}, True), ({"twist": 0.5}, False), ({"qk_norm": "layer norm per head"}, False)):
+        config = NewConfig(**vars(model.config) | changes)
+        assert (CompiledLayers.of(model.parameters, config) is not None) == is_taken, changes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
