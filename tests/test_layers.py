@@ -107,7 +107,7 @@ NO_DEVICE = (
     "runtime/frontend",
     "runtime/tokenizer",
 )
-MAX_MODULES = 25  # of a folder
+MAX_MODULES = 20  # of a folder
 
 
 @cache
