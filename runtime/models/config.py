@@ -9,13 +9,14 @@ from typing import Any, Literal, NamedTuple
 from ...kernels import Chunk, StreamingSizes
 from .config_fields import ConfigFields
 from .experts.config import ExpertsConfig, parse_experts
+from .families.positions import parse_positions
 from .families.row import Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
 from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
 from .recurrent.config import Multipliers, RecurrentConfig, layer_kinds, parse_multipliers, parse_recurrent
-from .rope.config import NO_ROPE, RopeConfig, parse_rope
+from .rope.config import RopeConfig
 
 # Activations by their names in config.json.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -205,48 +206,16 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     """
     architecture = _architecture(ConfigFields(raw, file))
     family, fields = _family_fields(FAMILIES[architecture], raw, file)
-    raw = fields.raw
-
-    def flag(rule: bool | Flag) -> bool:
-        return fields.boolean(rule.field, default=rule.default) if isinstance(rule, Flag) else rule
-
-    def optional(field: str | None) -> float | None:
-        return None if field is None or fields.raw.get(field) is None else fields.number(field)
-
     kinds = layer_kinds(fields) if family.recurrent is not None and family.recurrent.one_part else []
     num_layers = len(kinds) or fields.count("num_hidden_layers", most=_MAX_LAYERS)
-    hidden_size = fields.count("hidden_size")
-    num_heads = fields.count("num_attention_heads")
+    hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     latent = parse_latent(fields) if family.latent else None
-    num_kv_heads = fields.count("num_key_value_heads", default=num_heads) if latent is None else 1
-    head_dim = (
-        latent.key_size
-        if latent is not None
-        else fields.count("head_dim", default=family.default_head_dim or max(1, hidden_size // num_heads))
-    )
-    if num_heads % num_kv_heads:
-        raise fields.invalid("num_key_value_heads", f"does not divide num_attention_heads {num_heads}")
-    if head_dim % 2:
-        raise (
-            fields.invalid("head_dim", "must be even")
-            if "head_dim" in raw
-            else fields.invalid("hidden_size", f"gives num_attention_heads {num_heads} an odd head size")
-        )
-    max_positions = fields.count("max_position_embeddings")
-    windows = _windows(fields, family, architecture, num_layers)
-    rope = _main_rope(fields, family, max_positions, head_dim if latent is None else latent.rope_size)
-    second_rope, second_rope_layers = _second_rope(fields, family, max_positions, head_dim, windows)
-    if rope.depends_on_length and second_rope is not None:
-        raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
+    num_kv_heads, head_dim = _head_sizes(fields, family, latent, num_heads, hidden_size)
+    positions = parse_positions(fields, family, num_layers, head_dim, head_dim if latent is None else latent.rope_size)
     quantisation = parse_quantisation(fields.nested("quantization_config"), family.renames)
-    experts = _experts(fields, family, num_layers, kinds)
-    if quantisation is not None and quantisation.scheme.source != "mxfp4" and experts is not None:
-        experts = replace(experts, stacked=None)  # quantised experts are stored one by one
-    _check_stacked(fields, quantisation, experts)
-    scaled_by, factor = optional(family.attention_scale_field), optional(family.attention_factor_field)
-    if latent is not None:
-        factor = latent_scale(fields, latent, rope)
-    divisor = optional(family.logit_divisor_field)
+    experts = _experts_as_stored(fields, _experts(fields, family, num_layers, kinds), quantisation)
+    attention_scale = _attention_scale(fields, family, latent, positions.rope, head_dim)
+    logit_scale = _logit_scale(fields, family)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -257,38 +226,31 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         norm_eps=fields.number(family.norm_eps_field, default=1e-6),
-        rope=rope,
-        second_rope=second_rope,
-        second_rope_layers=second_rope_layers,
+        rope=positions.rope,
+        second_rope=positions.second_rope,
+        second_rope_layers=positions.second_rope_layers,
         learned_positions=family.learned_positions,
-        context_length=rope.context_length(max_positions),
-        windows=windows,
-        qkv_bias=flag(family.qkv_bias),
-        o_bias=flag(family.o_bias),
-        mlp_bias=flag(family.mlp_bias),
+        context_length=positions.context_length,
+        windows=positions.windows,
+        qkv_bias=_flag(fields, family.qkv_bias),
+        o_bias=_flag(fields, family.o_bias),
+        mlp_bias=_flag(fields, family.mlp_bias),
         qk_norm=family.qk_norm,
         tied_embeddings=fields.boolean("tie_word_embeddings", default=family.tied_embeddings),
         activation=_activation(fields, family),
         mlp_names=family.mlp_names,
         norm=family.norm,
         norm_placement=family.norm_placement,
-        attention_scale=(head_dim if scaled_by is None else scaled_by) ** -0.5 if factor is None else factor,
+        attention_scale=attention_scale,
         query_scales=_query_scales(fields) if family.query_scales else None,
         sinks=family.sinks,
-        attention_cap=optional(family.attention_cap_field),
-        embedding_scale=hidden_size**0.5 if family.scales_embeddings else optional(family.embedding_scale_field),
-        residual_scale=optional(family.residual_scale_field),
-        logit_scale=optional(family.logit_scale_field) if divisor is None else 1 / divisor,
-        logit_cap=optional(family.logit_cap_field),
+        attention_cap=_optional(fields, family.attention_cap_field),
+        embedding_scale=_embedding_scale(fields, family, hidden_size),
+        residual_scale=_optional(fields, family.residual_scale_field),
+        logit_scale=logit_scale,
+        logit_cap=_optional(fields, family.logit_cap_field),
         head_bias=family.head_bias,
-        stored=StoredLayout(
-            family.stored_qkv,
-            family.stored_gate_up == "stacked",
-            family.transposed,
-            family.interleaved_rope,
-            family.renames,
-            _skipped(fields, family, num_layers),
-        ),
+        stored=_stored_layout(fields, family, num_layers),
         latent=latent,
         experts=experts,
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
@@ -297,6 +259,14 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         output_gate=family.output_gate,
         quantisation=quantisation,
     )
+
+
+def _flag(fields: ConfigFields, rule: bool | Flag) -> bool:
+    return fields.boolean(rule.field, default=rule.default) if isinstance(rule, Flag) else rule
+
+
+def _optional(fields: ConfigFields, field: str | None) -> float | None:
+    return None if field is None or fields.raw.get(field) is None else fields.number(field)
 
 
 def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Family, ConfigFields]:
@@ -315,6 +285,43 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
             family = family._replace(**changes)
     named = {name: _same(present[own]) for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _head_sizes(
+    fields: ConfigFields, family: Family, latent: LatentConfig | None, num_heads: int, hidden_size: int
+) -> tuple[int, int]:
+    """Return the number of heads of keys and values, and the size of a head. Raises CheckpointError."""
+    if latent is not None:
+        num_kv_heads, head_dim = 1, latent.key_size
+    else:
+        num_kv_heads = fields.count("num_key_value_heads", default=num_heads)
+        head_dim = fields.count("head_dim", default=family.default_head_dim or max(1, hidden_size // num_heads))
+    if num_heads % num_kv_heads:
+        raise fields.invalid("num_key_value_heads", f"does not divide num_attention_heads {num_heads}")
+    if head_dim % 2 and "head_dim" in fields.raw:
+        raise fields.invalid("head_dim", "must be even")
+    if head_dim % 2:
+        raise fields.invalid("hidden_size", f"gives num_attention_heads {num_heads} an odd head size")
+    return num_kv_heads, head_dim
+
+
+def _attention_scale(
+    fields: ConfigFields, family: Family, latent: LatentConfig | None, rope: RopeConfig, head_dim: int
+) -> float:
+    scaled_by = _optional(fields, family.attention_scale_field)
+    factor = _optional(fields, family.attention_factor_field)
+    if latent is not None:
+        factor = latent_scale(fields, latent, rope)
+    return (head_dim if scaled_by is None else scaled_by) ** -0.5 if factor is None else factor
+
+
+def _embedding_scale(fields: ConfigFields, family: Family, hidden_size: int) -> float | None:
+    return hidden_size**0.5 if family.scales_embeddings else _optional(fields, family.embedding_scale_field)
+
+
+def _logit_scale(fields: ConfigFields, family: Family) -> float | None:
+    divisor = _optional(fields, family.logit_divisor_field)
+    return _optional(fields, family.logit_scale_field) if divisor is None else 1 / divisor
 
 
 def _experts(fields: ConfigFields, family: Family, num_layers: int, kinds: list[str]) -> ExpertsConfig | None:
@@ -345,11 +352,31 @@ def _same(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value and all(one == value[0] for one in value) else value
 
 
-def _check_stacked(fields: ConfigFields, quantisation: Quantisation | None, experts: ExpertsConfig | None) -> None:
-    """Refuse MXFP4 in one tensor of all experts where the family stores none."""
-    stacked = experts is not None and experts.stacked is not None
-    if quantisation is not None and quantisation.scheme.source == "mxfp4" and not stacked:
+def _experts_as_stored(
+    fields: ConfigFields, experts: ExpertsConfig | None, quantisation: Quantisation | None
+) -> ExpertsConfig | None:
+    """Return the experts as a quantised checkpoint stores them: one by one, and MXFP4 of gpt-oss in one tensor.
+
+    Raises CheckpointError for MXFP4 in one tensor where the family stores none.
+    """
+    if quantisation is None:
+        return experts
+    if quantisation.scheme.source != "mxfp4":
+        return None if experts is None else replace(experts, stacked=None)
+    if experts is None or experts.stacked is None:
         raise fields.nested("quantization_config").unsupported("quant_method", "'mxfp4' without gpt-oss's experts is")
+    return experts
+
+
+def _stored_layout(fields: ConfigFields, family: Family, num_layers: int) -> StoredLayout:
+    return StoredLayout(
+        family.stored_qkv,
+        family.stored_gate_up == "stacked",
+        family.transposed,
+        family.interleaved_rope,
+        family.renames,
+        _skipped(fields, family, num_layers),
+    )
 
 
 def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | None:
@@ -359,45 +386,6 @@ def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | Non
         return family.skipped
     layers = "|".join(str(num_layers + index) for index in range(count))
     return rf"model\.layers\.({layers})\." + ("" if family.skipped is None else f"|{family.skipped}")
-
-
-def _main_rope(fields: ConfigFields, family: Family, max_positions: int, head_dim: int) -> RopeConfig:
-    if family.rope_switch_field is not None and fields.raw.get(family.rope_switch_field) != "rope":
-        return replace(NO_ROPE, original_context=max_positions)
-    if family.learned_positions is not None:
-        return RopeConfig(type="none", theta=1.0, original_context=max_positions)
-    layers = "full_attention" if family.second_rope == "own in window layers" else None
-    return parse_rope(fields, max_positions, head_dim, layers=layers, share_field=family.rotary_field)
-
-
-def _second_rope(
-    fields: ConfigFields, family: Family, max_positions: int, head_dim: int, windows: tuple[int | None, ...]
-) -> tuple[RopeConfig | None, tuple[bool, ...]]:
-    """Return the rope of layers that differ from the others, and which they are."""
-    match family.second_rope:
-        case "own in window layers" if any(windows):
-            own = fields.raw | {
-                "rope_scaling": None,  # of the other layers
-                "rope_parameters": fields.nested("rope_parameters").raw.get("sliding_attention"),
-                "rope_theta": fields.raw.get("rope_local_base_freq") or fields.raw.get("rope_theta"),
-            }
-            rope = parse_rope(ConfigFields(own, fields.file), max_positions, head_dim)
-            return rope, tuple(window is not None for window in windows)
-        case "none in full layers" if any(windows):
-            return NO_ROPE, tuple(window is None for window in windows)
-        case "none where listed":
-            return NO_ROPE, _layers_without_rope(fields, len(windows))
-    return None, ()
-
-
-def _layers_without_rope(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    listed = fields.raw.get("no_rope_layers") or None
-    interval = fields.count("no_rope_layer_interval", default=4)
-    if listed is None:
-        return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
-    if not isinstance(listed, list) or len(listed) != num_layers or not all(used in (0, 1) for used in listed):
-        raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {num_layers} layers")
-    return tuple(not used for used in listed)
 
 
 def _query_scales(fields: ConfigFields) -> QueryScales | None:
@@ -426,53 +414,3 @@ def _activation(fields: ConfigFields, family: Family) -> Activation:
     if gated_experts and (activation != "silu" or len(family.mlp_names) != 3):
         raise fields.unsupported(family.activation_field, f"experts with {activation} or without a gate are")
     return activation
-
-
-def _windows(fields: ConfigFields, family: Family, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    """Return each layer's sliding window by the family's rule.
-
-    Mistral and Mixtral use `sliding_window` in every layer; Qwen3-MoE only with `use_sliding_window`. Qwen2 and Qwen3,
-    with `use_sliding_window`, use it in the layers that `layer_types` names, or else from `max_window_layers` on.
-    The rule "by layer type" follows `layer_types`, or in older files `sliding_window_pattern`, whose every n-th
-    layer has no window.
-    """
-    if family.windows == "chunks":
-        return _chunks(fields, num_layers)
-    used = fields.boolean("use_sliding_window", default=False)
-    if family.windows == "none":
-        if used:
-            raise fields.unsupported("use_sliding_window", f"for {architecture} true is")
-        return (None,) * num_layers
-    if fields.raw.get("sliding_window") is None:
-        return (None,) * num_layers
-    if not used and family.windows not in ("every layer", "by layer type"):
-        return (None,) * num_layers
-    window = fields.count("sliding_window")
-    if family.windows not in ("by layer", "by layer type"):
-        return (window,) * num_layers
-    types = fields.raw.get("layer_types")
-    if types is None and family.windows == "by layer":
-        first = fields.count("max_window_layers", default=28, least=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    if types is None:
-        pattern = fields.count("sliding_window_pattern")
-        return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
-    return _by_layer_type(fields, types, {"sliding_attention": window, "full_attention": None}, num_layers)
-
-
-def _by_layer_type(
-    fields: ConfigFields, types: Any, kinds: dict[str, int | None], num_layers: int
-) -> tuple[int | None, ...]:
-    if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
-        raise fields.invalid("layer_types", f"must name one of {', '.join(kinds)} for each of {num_layers} layers")
-    return tuple(kinds[kind] for kind in types)
-
-
-def _chunks(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Return the chunks of layers with positions, or of those that `layer_types` names."""
-    if fields.raw.get("attention_chunk_size") is None:
-        return (None,) * num_layers
-    chunk, types = Chunk(fields.count("attention_chunk_size")), fields.raw.get("layer_types")
-    if types is None:
-        return tuple(None if without else chunk for without in _layers_without_rope(fields, num_layers))
-    return _by_layer_type(fields, types, {"chunked_attention": chunk, "full_attention": None}, num_layers)

@@ -66,26 +66,11 @@ def load_model(
     if streaming is not None:
         config = config.streamed(streaming)
     elif context_length is not None:
-        # A chunk that holds the whole context hides nothing.
-        windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in config.windows)
-        config = replace(config, rope=config.rope.within(context_length), windows=windows)
-    own = config.quantisation
-    if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
-        from .gguf.block_reader import four_bit_modules  # here, because it imports gguf
-
-        formats = four_bit_modules(own.block_formats, config)  # the others are read as dense
-        own = replace(own, block_formats=formats) if formats else None
-        config = replace(config, quantisation=own)
+        config = _within(config, context_length)
+    if device.type != "cpu":
+        config = _with_blocks_of_device(config)
     if quantize is not None:
-        if own is not None and (own.scheme.source != "gguf" or own.scheme.kind == "int4"):
-            raise CheckpointError(
-                path,
-                f"holds {own.scheme.kind} weights: quantize {quantize!r} needs a dense checkpoint",
-            )
-        sizes = config.linear_inputs
-        if group.shard.num_slices > 1:
-            sizes = (sizes[0], *(size // group.shard.num_slices for size in sizes[1:]))
-        config = replace(config, quantisation=quantise_while_loading(quantize, int4_group_size(*sizes)))
+        config = _quantised_while_loading(path, config, quantize, group.shard)
     try:
         groups_experts = (ops or for_device(device)).groups_experts
         parameters = allocate_parameters(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
@@ -97,6 +82,39 @@ def load_model(
     for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
         linear.finish()
     return Decoder(config, parameters, ops, group)
+
+
+def _within(config: ModelConfig, context_length: int) -> ModelConfig:
+    """Return the config for sequences of at most `context_length` tokens."""
+    # A chunk that holds the whole context hides nothing.
+    windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in config.windows)
+    return replace(config, rope=config.rope.within(context_length), windows=windows)
+
+
+def _with_blocks_of_device(config: ModelConfig) -> ModelConfig:
+    """Return the config in which those blocks of a GGUF file that a GPU computes stay; the others are read as dense."""
+    own = config.quantisation
+    if own is None or own.scheme.source != "gguf":
+        return config
+    from .gguf.block_reader import four_bit_modules  # here, because it imports gguf
+
+    formats = four_bit_modules(own.block_formats, config)
+    return replace(config, quantisation=replace(own, block_formats=formats) if formats else None)
+
+
+def _quantised_while_loading(path: Path, config: ModelConfig, kind: WeightKind, shard: Shard) -> ModelConfig:
+    """Return the config whose linear layers are rounded while they are read. Raises CheckpointError when they are
+    quantised already."""
+    own = config.quantisation
+    if own is not None and (own.scheme.source != "gguf" or own.scheme.kind == "int4"):
+        raise CheckpointError(
+            path,
+            f"holds {own.scheme.kind} weights: quantize {kind!r} needs a dense checkpoint",
+        )
+    sizes = config.linear_inputs
+    if shard.num_slices > 1:
+        sizes = (sizes[0], *(size // shard.num_slices for size in sizes[1:]))
+    return replace(config, quantisation=quantise_while_loading(kind, int4_group_size(*sizes)))
 
 
 def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:

@@ -100,74 +100,86 @@ def build_source(
     RequestError when the draft model cannot draft for this target.
     """
     name = choose_source(config, path)
-    if name != "off" and target.rope.depends_on_length:
+    if (refusal := _refusal(name, target)) is not None:
         if config.speculative is None:
             return None
-        raise RequestError(
+        raise RequestError(refusal, param="speculative")
+    match name:
+        case "eagle":
+            head = load_head(_head_folder(config, path), target)
+            return EagleSource(head, num_pages, num_host_pages)
+        case "medusa":
+            return MedusaSource(load_medusa(_head_folder(config, path), target), target.whole_config)
+        case "mtp":
+            layout = read_mtp_layout(path, target.whole_config)
+            return MtpSource(load_mtp(path, layout, target), layout, num_pages, num_host_pages)
+        case "early-exit":
+            first = target.first_layers(_exit_layer(config, target.config))
+            return DraftModelSource(first, num_pages, num_host_pages)
+        case "draft":
+            model = _load_draft_model(config, path, target)
+            return _draft_model_source(config, model, num_pages, num_host_pages)
+        case _:
+            return None
+
+
+def _refusal(name: SpeculativeName, target: Decoder) -> str | None:
+    """Return why drafts of the source `name` cannot be made or verified for `target`; None: they can."""
+    if name != "off" and target.rope.depends_on_length:
+        return (
             "the model's rotary scaling changes with the length of the sequence, so draft trees cannot be verified: "
-            "start it without --speculative",
-            param="speculative",
+            "start it without --speculative"
         )
     if name in ("eagle", "medusa", "mtp", "early-exit") and not target.config.is_native:
-        if config.speculative is None:
-            return None
-        raise RequestError(
+        return (
             f"{name} reads hidden states of native families; transformers computes this model: "
-            "use --speculative suffix, ngram or draft",
-            param="speculative",
+            "use --speculative suffix, ngram or draft"
         )
-    if name in ("eagle", "medusa", "early-exit") and target.config.recurrent is not None:
-        if config.speculative is None:
-            return None
-        raise RequestError(
-            f"{name} is not for models with recurrent layers: use --speculative mtp, suffix, ngram or draft",
-            param="speculative",
-        )
-    if name == "lookahead" and target.config.recurrent is not None:
-        raise RequestError(
+    if target.config.recurrent is None:
+        return None
+    if name in ("eagle", "medusa", "early-exit"):
+        return f"{name} is not for models with recurrent layers: use --speculative mtp, suffix, ngram or draft"
+    if name == "lookahead":
+        return (
             "lookahead verifies trees of draft tokens, and a recurrent state follows one chain: use --speculative "
-            "mtp, suffix or ngram",
-            param="speculative",
+            "mtp, suffix or ngram"
         )
-    if name == "eagle":
-        head = load_head(_head_folder(config, path), target)
-        return EagleSource(head, num_pages, num_host_pages)
-    if name == "medusa":
-        return MedusaSource(load_medusa(_head_folder(config, path), target), target.whole_config)
-    if name == "mtp":
-        layout = read_mtp_layout(path, target.whole_config)
-        return MtpSource(load_mtp(path, layout, target), layout, num_pages, num_host_pages)
-    if name == "early-exit":
-        first = target.first_layers(_exit_layer(config, target.config))
-        return DraftModelSource(first, num_pages, num_host_pages)
-    if name == "draft":
-        folder = find_checkpoint(config.speculative_draft_model)
-        model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
-        _check_same_vocabulary(path, target, folder, model)
-        if model.config.recurrent is not None:
-            raise RequestError(
-                f"{model.config.architecture} has recurrent layers: it cannot be a draft model",
-                param="speculative_draft_model",
-            )
-        if not config.cuda_graphs or target.device.type != "cuda":
-            return DraftModelSource(model, num_pages, num_host_pages)
-        compile_kernels(model, model.dtype)
-
-        def make_graphs(draft: Decoder, pool: kv_pool.KvPool) -> StepGraphs:
-            return StepGraphs(
-                draft,
-                pool.layers,
-                max_rows=_most_drafting(config),
-                num_places=draft.config.context_length,
-                captures=(),
-                capture=CudaCapture(),
-            )
-
-        with torch.inference_mode():
-            return DraftModelSource(
-                model, num_pages, num_host_pages, num_scratch=_scratch_pages(config), make_graphs=make_graphs
-            )
     return None
+
+
+def _load_draft_model(config: CoreConfig, path: Path, target: Decoder) -> Decoder:
+    """Load the smaller model that drafts for `target`. Raises RequestError when it cannot."""
+    folder = find_checkpoint(config.speculative_draft_model)
+    model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
+    _check_same_vocabulary(path, target, folder, model)
+    if model.config.recurrent is not None:
+        raise RequestError(
+            f"{model.config.architecture} has recurrent layers: it cannot be a draft model",
+            param="speculative_draft_model",
+        )
+    return model
+
+
+def _draft_model_source(config: CoreConfig, model: Decoder, num_pages: int, num_host_pages: int) -> DraftModelSource:
+    """Build the source of a draft model, with CUDA graphs of its steps where these are on."""
+    if not config.cuda_graphs or model.device.type != "cuda":
+        return DraftModelSource(model, num_pages, num_host_pages)
+    compile_kernels(model, model.dtype)
+
+    def make_graphs(draft: Decoder, pool: kv_pool.KvPool) -> StepGraphs:
+        return StepGraphs(
+            draft,
+            pool.layers,
+            max_rows=_most_drafting(config),
+            num_places=draft.config.context_length,
+            captures=(),
+            capture=CudaCapture(),
+        )
+
+    with torch.inference_mode():
+        return DraftModelSource(
+            model, num_pages, num_host_pages, num_scratch=_scratch_pages(config), make_graphs=make_graphs
+        )
 
 
 def _rope_depends_on_length(config: CoreConfig, path: Path) -> bool:

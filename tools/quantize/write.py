@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from ...runtime.models.config import ModelConfig
 from ...runtime.models.errors import CheckpointError
 from ...runtime.models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ...runtime.models.read_config import read_config
@@ -45,8 +48,7 @@ def write_quantised(
 
     `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits, in groups
     of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which are
-    calibrated on `text`. `act_order`, of "gptq", is written in
-    GPTQ's own format.
+    calibrated on `text`. `act_order`, of "gptq", is written in GPTQ's own format.
 
     `smooth_strength`, of "int8" with a `text`, moves large inputs into the weights by SmoothQuant; inputs are int8 by
     token then.
@@ -56,18 +58,8 @@ def write_quantised(
     divides, or when `out` exists; RequestError when the text has too few tokens.
     """
     config = read_config(source)
-    if config.quantisation is not None:
-        raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
-    in_one_tensor = config.experts is not None and config.experts.stacked is not None
-    if config.stored.renames or config.stored.transposed or config.recurrent is not None or in_one_tensor:
-        raise CheckpointError(
-            source, f"{config.architecture} names its tensors otherwise: quantize it while loading (--quantize)"
-        )
     group_size = int4_group_size(*config.linear_inputs)
-    if method in FOUR_BITS and group_size is None:
-        raise CheckpointError(source, f"int4 needs sizes divisible by {min(GROUP_SIZES)}, not {config.linear_inputs}")
-    if out.exists():
-        raise CheckpointError(out, "exists already")
+    _check_writable(source, out, config, method, group_size)
     files = weight_files(source)
     calibrated = CalibratedTensors({}, [])
     if method == "awq" or method == "gptq" or (method == "int8" and smooth_strength is not None):
@@ -84,47 +76,94 @@ def write_quantised(
             smooth_strength=0.5 if smooth_strength is None else smooth_strength,
         )
     out.mkdir(parents=True)
-    index = _IndexFile()
-    total, done = sum(file.stat().st_size for file in files), 0
+    quantised = partial(_quantised_tensors, calibrated.written, method, group_size)
+    index = _write_weights(files, out, quantised, on_progress)
+    if (source / INDEX_FILE).is_file():
+        _write_json(out / INDEX_FILE, index)
+    if act_order:
+        quantisation = _act_order_config(group_size)
+    else:
+        rounds_inputs = method == "fp8" or smooth_strength is not None
+        quantisation = _quantisation_config(method, group_size, config.experts is not None, rounds_inputs=rounds_inputs)
+    _write_other_files(source, out, quantisation)
+    if on_progress is not None:
+        total = sum(file.stat().st_size for file in files)
+        on_progress(total, total)
+    return calibrated.undersampled
+
+
+def _check_writable(source: Path, out: Path, config: ModelConfig, method: Method, group_size: int | None) -> None:
+    """Refuse a checkpoint whose tensors `method` cannot write, and a directory `out` that exists.
+
+    Raises CheckpointError.
+    """
+    if config.quantisation is not None:
+        raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
+    in_one_tensor = config.experts is not None and config.experts.stacked is not None
+    if config.stored.renames or config.stored.transposed or config.recurrent is not None or in_one_tensor:
+        raise CheckpointError(
+            source, f"{config.architecture} names its tensors otherwise: quantize it while loading (--quantize)"
+        )
+    if method in FOUR_BITS and group_size is None:
+        raise CheckpointError(source, f"int4 needs sizes divisible by {min(GROUP_SIZES)}, not {config.linear_inputs}")
+    if out.exists():
+        raise CheckpointError(out, "exists already")
+
+
+def _write_weights(
+    files: list[Path],
+    out: Path,
+    quantised: Callable[[str, torch.Tensor], dict[str, torch.Tensor]],
+    on_progress: Progress | None,
+) -> dict[str, Any]:
+    """Write what `quantised` makes of each tensor, into a file of the same name in `out`.
+
+    Returns the safetensors index: the file of each tensor, and their total bytes.
+    """
+    file_names: dict[str, str] = {}
+    num_bytes, done = 0, 0
+    total = sum(file.stat().st_size for file in files)
     for file in files:
         written: dict[str, torch.Tensor] = {}
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
                 tensor = tensors.get_tensor(name)
-                if name in calibrated.written:
-                    written |= calibrated.written[name]
-                elif (match := LINEAR_WEIGHT.fullmatch(name)) is not None:
-                    written |= _rounded_tensors(match[1], tensor, method, group_size)
-                else:
-                    written[name] = tensor
+                written |= quantised(name, tensor)
                 done += tensor.nbytes
                 if on_progress is not None:
                     on_progress(done, total)
         save_file(written, out / file.name, metadata={"format": "pt"})
-        index.add(file.name, written)
-    if (source / INDEX_FILE).is_file():
-        (out / INDEX_FILE).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
+        file_names |= dict.fromkeys(written, file.name)
+        num_bytes += sum(tensor.nbytes for tensor in written.values())
+    return {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(file_names.items()))}
+
+
+def _write_other_files(source: Path, out: Path, quantisation: dict[str, Any]) -> None:
+    """Write config.json with its `quantization_config`, and copy the tokenizer's files and the like."""
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    raw["quantization_config"] = _quantisation_config(
-        method, group_size, config.experts is not None, rounds_inputs=method == "fp8" or smooth_strength is not None
-    )
-    if act_order:
-        raw["quantization_config"] = {
-            "quant_method": "gptq",
-            "checkpoint_format": "gptq",
-            "bits": 4,
-            "group_size": group_size,
-            "desc_act": True,
-            "sym": False,
-            "lm_head": False,
-        }
-    (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    _write_json(out / "config.json", raw | {"quantization_config": quantisation})
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".model", ".jinja", ".txt") and not (out / file.name).exists():
             shutil.copyfile(file, out / file.name)
-    if on_progress is not None:
-        on_progress(total, total)
-    return calibrated.undersampled
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _quantised_tensors(
+    calibrated: dict[str, dict[str, torch.Tensor]],
+    method: Method,
+    group_size: int | None,
+    name: str,
+    tensor: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors, by name, that stand for one of the dense checkpoint: `calibrated` ones where it has them."""
+    if name in calibrated:
+        return calibrated[name]
+    if (match := LINEAR_WEIGHT.fullmatch(name)) is not None:
+        return _rounded_tensors(match[1], tensor, method, group_size)
+    return {name: tensor}
 
 
 def _rounded_tensors(
@@ -168,16 +207,14 @@ def _quantisation_config(
     }
 
 
-class _IndexFile:
-    """Builder of the safetensors index: the file of each tensor, and their total bytes."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, str] = {}
-        self._total = 0
-
-    def add(self, file: str, tensors: dict[str, torch.Tensor]) -> None:
-        self._files.update(dict.fromkeys(tensors, file))
-        self._total += sum(tensor.nbytes for tensor in tensors.values())
-
-    def as_json(self) -> dict[str, Any]:
-        return {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(self._files.items()))}
+def _act_order_config(group_size: int | None) -> dict[str, Any]:
+    """Return the description of GPTQ's own format with act-order."""
+    return {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+        "bits": 4,
+        "group_size": group_size,
+        "desc_act": True,
+        "sym": False,
+        "lm_head": False,
+    }

@@ -14,7 +14,7 @@ from ..parallel.group import SINGLE_RANK, Group
 from ..quantised.block_linear import BlockLinear
 from ..stored.layout import as_stored
 from .allocate import allocate_parameters
-from .values import NORM_NAMES, DecoderParameters
+from .values import NORM_NAMES, DecoderParameters, LayerParameters
 
 
 def checkpoint_destinations(
@@ -26,75 +26,105 @@ def checkpoint_destinations(
     layout.
     """
     parts: dict[str, Destination] = {}
-
-    def whole(name: str, tensor: torch.Tensor) -> None:
-        parts[name] = Destination(tuple(tensor.shape), tensor.copy_)
-
-    def vocabulary(module: str, table: torch.Tensor | BlockLinear) -> None:
-        if isinstance(table, BlockLinear):
-            pieces = table.row_destinations(0, config.vocab_size)
-            parts.update({f"{module}.{last}": piece for last, piece in pieces.items()})
-        elif parameters.rows is None:
-            whole(f"{module}.weight", table)
-        else:
-            parts[f"{module}.weight"] = parameters.rows.destination(table)
-
-    H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
-    H_local = group.shard.heads(config)
     for index, layer in zip(group.stage.layers(config), parameters.layers, strict=True):
         prefix = f"model.layers.{index}"
         for name, norm in zip(NORM_NAMES[config.norm_placement], layer.norms, strict=True):
             if norm is not None:
                 parts |= norm.destinations(f"{prefix}.{name}")
-        if layer.part == "mlp":
+        if layer.part != "mlp":
+            parts |= _mixer_destinations(layer, config, index, group)
+        if layer.part != "mixer":
             parts |= layer.mlp.destinations(prefix)
-            continue
-        mlp_parts = layer.mlp.destinations(prefix) if layer.part == "both" else {}
-        qkv, o = layer.qkv, layer.o
-        if layer.recurrent is not None:
-            block, (projection, output) = f"{prefix}.{layer.recurrent.config.family.block}", (qkv, o)
-            if isinstance(qkv, JoinedLinear) and isinstance(o, SummedLinear):  # both parts
-                (qkv, projection), (o, output) = qkv.parts, o.parts
-            parts |= layer.recurrent.destinations(prefix, projection)
-            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], output) | mlp_parts
-            if config.is_recurrent(index):
-                continue
-        if layer.latent is not None:
-            heads = layer.latent.first_modules(H)
-            parts |= layer.latent.destinations(f"{prefix}.self_attn", H)
-        else:
-            heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
-            if config.output_gate:
-                heads.append(("q_gate", H * D))
-        parts |= stacked_destinations(f"{prefix}.self_attn", heads, qkv)
-        if layer.rotated_norms_2D is not None:
-            for name, weight_D in zip(("query_layernorm", "key_layernorm"), layer.rotated_norms_2D, strict=True):
-                whole(f"{prefix}.self_attn.{name}.weight", weight_D)
-        elif layer.qk_norm_HD is not None and config.qk_norm != "without weights":
-            norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])
-            for name, weight_HD in norms:
-                weight = weight_HD.view(-1) if config.qk_norm == "all heads" else weight_HD
-                shape = (D,) if config.qk_norm == "per head" else None
-                parts[f"{prefix}.self_attn.{name}.weight"] = norm_destination(
-                    weight, shape, plus_one=config.norm == "rms_plus_one"
-                )
-        if layer.sinks_H is not None:
-            own = slice(group.shard.rank * H_local, (group.shard.rank + 1) * H_local)
-            parts[f"{prefix}.self_attn.sinks"] = Destination((H,), layer.sinks_H.copy_, part=(own,))
-        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], o) | mlp_parts
     parts = as_stored(parts, config, group.stage.layers(config))
-    if not group.stage.has_ends:
-        return parts
-    vocabulary("model.embed_tokens", parameters.embedding_VE)
+    return parts | _end_destinations(parameters, config) if group.stage.has_ends else parts
+
+
+def _mixer_destinations(
+    layer: LayerParameters, config: ModelConfig, index: int, group: Group
+) -> dict[str, Destination]:
+    """Return the destinations of what attends, is recurrent, or both."""
+    prefix = f"model.layers.{index}"
+    qkv, o = layer.qkv, layer.o
+    parts: dict[str, Destination] = {}
+    if layer.recurrent is not None:
+        block, (projection, output) = f"{prefix}.{layer.recurrent.config.family.block}", (qkv, o)
+        if isinstance(qkv, JoinedLinear) and isinstance(o, SummedLinear):  # both parts
+            (qkv, projection), (o, output) = qkv.parts, o.parts
+        parts |= layer.recurrent.destinations(prefix, projection)
+        parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], output)
+        if config.is_recurrent(index):
+            return parts
+    attention = f"{prefix}.self_attn"
+    H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
+    if layer.latent is not None:
+        heads = layer.latent.first_modules(H)
+        parts |= layer.latent.destinations(attention, H)
+    else:
+        heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
+        if config.output_gate:
+            heads.append(("q_gate", H * D))
+    parts |= stacked_destinations(attention, heads, qkv)
+    parts |= _qk_norm_destinations(attention, layer, config, group)
+    if layer.sinks_H is not None:
+        H_local = group.shard.heads(config)
+        own = slice(group.shard.rank * H_local, (group.shard.rank + 1) * H_local)
+        parts[f"{attention}.sinks"] = Destination((H,), layer.sinks_H.copy_, part=(own,))
+    return parts | stacked_destinations(attention, [("o_proj", config.hidden_size)], o)
+
+
+def _qk_norm_destinations(
+    attention: str, layer: LayerParameters, config: ModelConfig, group: Group
+) -> dict[str, Destination]:
+    """Return the destinations of the norms of queries and keys, in the module `attention`."""
+    if layer.rotated_norms_2D is not None:
+        names = ("query_layernorm", "key_layernorm")
+        return {
+            f"{attention}.{name}.weight": _whole(weight_D)
+            for name, weight_D in zip(names, layer.rotated_norms_2D, strict=True)
+        }
+    if layer.qk_norm_HD is None or config.qk_norm == "without weights":
+        return {}
+    H_local = group.shard.heads(config)
+    shape = (config.head_dim,) if config.qk_norm == "per head" else None
+    return {
+        f"{attention}.{name}.weight": norm_destination(
+            weight_HD.view(-1) if config.qk_norm == "all heads" else weight_HD,
+            shape,
+            plus_one=config.norm == "rms_plus_one",
+        )
+        for name, weight_HD in (("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:]))
+    }
+
+
+def _end_destinations(parameters: DecoderParameters, config: ModelConfig) -> dict[str, Destination]:
+    """Return the destinations of embeddings, final norm and head."""
+    head = parameters.head
+    parts = _vocabulary_destinations("model.embed_tokens", parameters.embedding_VE, parameters, config)
     parts |= parameters.norm.destinations("model.norm")
     if not config.tied_embeddings:
-        head = parameters.head
-        vocabulary("lm_head", head if isinstance(head, BlockLinear) else head.weight)
-    if config.head_bias and isinstance(parameters.head, DenseLinear) and parameters.head.bias is not None:
-        whole("lm_head.bias", parameters.head.bias)
+        parts |= _vocabulary_destinations(
+            "lm_head", head if isinstance(head, BlockLinear) else head.weight, parameters, config
+        )
+    if config.head_bias and isinstance(head, DenseLinear) and head.bias is not None:
+        parts["lm_head.bias"] = _whole(head.bias)
     if parameters.positions_PE is not None:
-        whole("model.embed_positions.weight", parameters.positions_PE)
+        parts["model.embed_positions.weight"] = _whole(parameters.positions_PE)
     return parts
+
+
+def _vocabulary_destinations(
+    module: str, table: torch.Tensor | BlockLinear, parameters: DecoderParameters, config: ModelConfig
+) -> dict[str, Destination]:
+    """Return the destinations of a table with a row for each token: this rank's rows of it."""
+    if isinstance(table, BlockLinear):
+        pieces = table.row_destinations(0, config.vocab_size)
+        return {f"{module}.{last}": piece for last, piece in pieces.items()}
+    own = _whole(table) if parameters.rows is None else parameters.rows.destination(table)
+    return {f"{module}.weight": own}
+
+
+def _whole(tensor: torch.Tensor) -> Destination:
+    return Destination(tuple(tensor.shape), tensor.copy_)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -145,25 +145,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
     if bits == 4:
         if activations:
             raise group.unsupported("input_activations", "with 4-bit weights they are")
-        if kind == "float":
-            weights.one_of("strategy", ("group",), default="group")
-            _equal(weights, "group_size", MXFP4_GROUP)
-            if not symmetric:
-                raise weights.unsupported("symmetric", "MXFP4 with zero points is")
-            return Quantisation(Scheme(kind="mxfp4", source="compressed-tensors", group_size=MXFP4_GROUP), ignored)
-        # "weight" and "static" rounded columns in another order, and grouped neighbours all the same.
-        act_order = weights.raw.get("actorder") or None
-        if act_order not in (None, True, "group", "dynamic", "weight", "static"):
-            raise weights.unsupported("actorder", f"{act_order!r} is")
-        weights.one_of("strategy", ("group",), default="group")
-        scheme = Scheme(
-            kind="int4",
-            source="compressed-tensors",
-            group_size=_four_bits(weights, "num_bits", "group_size"),
-            zero_points=not symmetric,
-            act_order=act_order in (True, "group", "dynamic"),
-        )
-        return Quantisation(scheme, ignored)
+        return Quantisation((_mxfp4_scheme if kind == "float" else _int4_scheme)(weights, symmetric=symmetric), ignored)
     if not symmetric:
         raise weights.unsupported("symmetric", "8 bits with zero points are")
     strategy = weights.one_of("strategy", ("channel", "tensor"), default="tensor")
@@ -176,6 +158,29 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
             per_tensor=strategy == "tensor",
         ),
         ignored,
+    )
+
+
+def _mxfp4_scheme(weights: ConfigFields, *, symmetric: bool) -> Scheme:
+    weights.one_of("strategy", ("group",), default="group")
+    _equal(weights, "group_size", MXFP4_GROUP)
+    if not symmetric:
+        raise weights.unsupported("symmetric", "MXFP4 with zero points is")
+    return Scheme(kind="mxfp4", source="compressed-tensors", group_size=MXFP4_GROUP)
+
+
+def _int4_scheme(weights: ConfigFields, *, symmetric: bool) -> Scheme:
+    # "weight" and "static" rounded columns in another order, and grouped neighbours all the same.
+    act_order = weights.raw.get("actorder") or None
+    if act_order not in (None, True, "group", "dynamic", "weight", "static"):
+        raise weights.unsupported("actorder", f"{act_order!r} is")
+    weights.one_of("strategy", ("group",), default="group")
+    return Scheme(
+        kind="int4",
+        source="compressed-tensors",
+        group_size=_four_bits(weights, "num_bits", "group_size"),
+        zero_points=not symmetric,
+        act_order=act_order in (True, "group", "dynamic"),
     )
 
 

@@ -6,7 +6,7 @@ Legend: T tokens, N outputs, C inputs, G groups of a row's C.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -124,77 +124,23 @@ class Int4Linear:
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
-        rows = slice(start, start + size)
-        C, G = 2 * self.codes_NC2.shape[1], len(self.groups_GN2)
-        zeros_NG, scale_NG = self.zeros_NG[rows], self.groups_GN2[:, rows, 0].t()
-        bias = bias_destination(self.bias_N, start, size)
-
-        def put_codes(codes_NC: torch.Tensor) -> None:
-            self.codes_NC2[rows].copy_(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4)
-
-        def put_dense(weight: torch.Tensor) -> None:
-            codes_NC, scale, zeros = int4_groups(weight.to(self.codes_NC2.device), self.group_size)
-            put_codes(codes_NC)
-            scale_NG.copy_(scale)
-            zeros_NG.copy_(zeros)
-
+        own = slice(start, start + size)
+        scale_NG, base_NG = self.groups_GN2[:, own].permute(2, 1, 0)
+        rows = _StoredRows(self.codes_NC2[own], self.zeros_NG[own], scale_NG, base_NG)
         match self.scheme.source:
             case "dense":
-                return {"weight": Destination((size, C), put_dense), **bias}
+                pieces = rows.of_dense()
             case "gguf":
-                base_NG = self.groups_GN2[:, rows, 1].t()
-                pieces = {
-                    "codes_NC": Destination((size, C), put_codes, (torch.uint8,)),
-                    "scales_NG": Destination((size, G), scale_NG.copy_),
-                    "bases_NG": Destination((size, G), base_NG.copy_),
-                }
+                pieces = rows.of_gguf()
             case "compressed-tensors":
-                pieces = {
-                    "weight_packed": Destination(
-                        (size, C // 8), lambda w: put_codes(int4_packing.unpack(w, 1)), _INT32
-                    ),
-                    "weight_scale": Destination((size, G), scale_NG.copy_),
-                    # The stored shape is the whole layer's; this may be a slice.
-                    "weight_shape": Destination(
-                        (2,), _multiple_of([size, C]), (torch.int64, torch.int32), outputs=None, inputs=None
-                    ),
-                }
+                pieces = rows.of_compressed_tensors(zero_points=self.scheme.zero_points)
                 if self.scheme.act_order:
                     pieces["weight_g_idx"] = self._index_destination()
-                if self.scheme.zero_points:
-                    pieces["weight_zero_point"] = Destination(
-                        (-(-size // 8), G), lambda w: zeros_NG.copy_(int4_packing.unpack(w, 0)[:size]), _INT32
-                    )
             case "gptq":
-                pieces = {
-                    "qweight": Destination(
-                        (C // 8, size), lambda w: put_codes(int4_packing.unpack(w, 0).t()), _INT32, **_TRANSPOSED
-                    ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
-                    # The format stores zero points minus one, modulo 16.
-                    "qzeros": Destination(
-                        (G, size // 8),
-                        lambda z: zeros_NG.copy_((int4_packing.unpack(z, 1).t() + 1) & 15),
-                        _INT32,
-                        **_TRANSPOSED,
-                    ),
-                    "g_idx": self._index_destination(),
-                }
+                pieces = {**rows.of_gptq(), "g_idx": self._index_destination()}
             case "awq":
-                order = int4_packing.AWQ_ORDER
-                pieces = {
-                    "qweight": Destination(
-                        (C, size // 8), lambda w: put_codes(int4_packing.unpack(w, 1, order).t()), _INT32, **_TRANSPOSED
-                    ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
-                    "qzeros": Destination(
-                        (G, size // 8),
-                        lambda z: zeros_NG.copy_(int4_packing.unpack(z, 1, order).t()),
-                        _INT32,
-                        **_TRANSPOSED,
-                    ),
-                }
-        return {**pieces, **bias}
+                pieces = rows.of_awq()
+        return {**pieces, **bias_destination(self.bias_N, start, size)}
 
     def _index_destination(self) -> Destination:
         """Return the destination of the group of each input."""
@@ -216,6 +162,91 @@ class Int4Linear:
             self.order_C = None if in_place else order_C.to(self.codes_NC2.device)
 
         return Destination((C,), put, (torch.int32, torch.int64), outputs=None, inputs=0)
+
+
+class _StoredRows(NamedTuple):
+    """Rows of a layer, and the destinations that fill them from the tensors of each format."""
+
+    codes_NC2: torch.Tensor
+    zeros_NG: torch.Tensor
+    scale_NG: torch.Tensor
+    base_NG: torch.Tensor
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, inputs and groups."""
+        size, G = self.scale_NG.shape
+        return size, 2 * self.codes_NC2.shape[1], G
+
+    def put_codes(self, codes_NC: torch.Tensor) -> None:
+        self.codes_NC2.copy_(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4)
+
+    def of_dense(self) -> dict[str, Destination]:
+        size, C, G = self.sizes
+
+        def put(weight: torch.Tensor) -> None:
+            codes_NC, scale, zeros = int4_groups(weight.to(self.codes_NC2.device), C // G)
+            self.put_codes(codes_NC)
+            self.scale_NG.copy_(scale)
+            self.zeros_NG.copy_(zeros)
+
+        return {"weight": Destination((size, C), put)}
+
+    def of_gguf(self) -> dict[str, Destination]:
+        size, C, G = self.sizes
+        return {
+            "codes_NC": Destination((size, C), self.put_codes, (torch.uint8,)),
+            "scales_NG": Destination((size, G), self.scale_NG.copy_),
+            "bases_NG": Destination((size, G), self.base_NG.copy_),
+        }
+
+    def of_compressed_tensors(self, *, zero_points: bool) -> dict[str, Destination]:
+        size, C, G = self.sizes
+        pieces = {
+            "weight_packed": Destination((size, C // 8), lambda w: self.put_codes(int4_packing.unpack(w, 1)), _INT32),
+            "weight_scale": Destination((size, G), self.scale_NG.copy_),
+            # The stored shape is the whole layer's; this may be a slice.
+            "weight_shape": Destination(
+                (2,), _multiple_of([size, C]), (torch.int64, torch.int32), outputs=None, inputs=None
+            ),
+        }
+        if zero_points:
+            pieces["weight_zero_point"] = Destination(
+                (-(-size // 8), G), lambda w: self.zeros_NG.copy_(int4_packing.unpack(w, 0)[:size]), _INT32
+            )
+        return pieces
+
+    def of_gptq(self) -> dict[str, Destination]:
+        size, C, G = self.sizes
+        return {
+            "qweight": Destination(
+                (C // 8, size), lambda w: self.put_codes(int4_packing.unpack(w, 0).t()), _INT32, **_TRANSPOSED
+            ),
+            "scales": Destination((G, size), lambda s: self.scale_NG.copy_(s.t()), **_TRANSPOSED),
+            # The format stores zero points minus one, modulo 16.
+            "qzeros": Destination(
+                (G, size // 8),
+                lambda z: self.zeros_NG.copy_((int4_packing.unpack(z, 1).t() + 1) & 15),
+                _INT32,
+                **_TRANSPOSED,
+            ),
+        }
+
+    def of_awq(self) -> dict[str, Destination]:
+        size, C, G = self.sizes
+        order = int4_packing.AWQ_ORDER
+        return {
+            "qweight": Destination(
+                (C, size // 8), lambda w: self.put_codes(int4_packing.unpack(w, 1, order).t()), _INT32, **_TRANSPOSED
+            ),
+            "scales": Destination((G, size), lambda s: self.scale_NG.copy_(s.t()), **_TRANSPOSED),
+            "qzeros": Destination(
+                (G, size // 8),
+                lambda z: self.zeros_NG.copy_(int4_packing.unpack(z, 1, order).t()),
+                _INT32,
+                **_TRANSPOSED,
+            ),
+        }
 
 
 def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:

@@ -191,53 +191,35 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
     layers = _recurrent_layers(fields, family, num_layers)
     if not any(layers):
         return None
-    if family.kind == "gated delta":
-        fields.one_of("hidden_act", ("silu", "swish"), default="silu")
-        num_key_heads, num_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
-        if num_heads % num_key_heads:
-            raise fields.invalid("linear_num_value_heads", f"is no multiple of linear_num_key_heads {num_key_heads}")
-        return RecurrentConfig(
-            family=family,
-            layers=layers,
-            num_key_heads=num_key_heads,
-            num_heads=num_heads,
-            key_size=fields.count("linear_key_head_dim"),
-            value_size=fields.count("linear_value_head_dim"),
-            conv_width=fields.count("linear_conv_kernel_dim", least=2),
-            norm="before the gate",
-        )
-    if family.kind == "short convolution":
-        bias = fields.boolean("conv_bias", default=False)
-        return RecurrentConfig(
-            family=family,
-            layers=layers,
-            num_key_heads=1,
-            num_heads=1,
-            key_size=0,
-            value_size=fields.count("hidden_size"),
-            conv_width=fields.count("conv_L_cache", default=3, least=2),
-            conv_bias=bias,
-            projection_bias=bias,
-            output_bias=bias,
-            norm="none",
-        )
-    if family.kind == "mamba1":
-        hidden_size, bias = fields.count("hidden_size"), fields.boolean("mamba_proj_bias", default=False)
-        by_size = fields.raw.get("mamba_dt_rank") in (None, "auto")
-        return RecurrentConfig(
-            family=family,
-            layers=layers,
-            num_key_heads=1,
-            num_heads=1,
-            key_size=fields.count("mamba_d_state", default=16),
-            value_size=fields.count("mamba_expand", default=2) * hidden_size,
-            conv_width=fields.count("mamba_d_conv", default=4, least=2),
-            conv_bias=fields.boolean("mamba_conv_bias", default=True),
-            projection_bias=bias,
-            output_bias=bias,
-            norm="none",
-            step_rank=-(-hidden_size // 16) if by_size else fields.count("mamba_dt_rank"),
-        )
+    match family.kind:
+        case "gated delta":
+            return _gated_delta(fields, family, layers)
+        case "mamba2":
+            return _mamba2(fields, family, layers)
+        case "mamba1":
+            return _mamba1(fields, family, layers)
+        case "short convolution":
+            return _short_convolution(fields, family, layers)
+
+
+def _gated_delta(fields: ConfigFields, family: RecurrentFamily, layers: tuple[bool, ...]) -> RecurrentConfig:
+    fields.one_of("hidden_act", ("silu", "swish"), default="silu")
+    num_key_heads, num_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
+    if num_heads % num_key_heads:
+        raise fields.invalid("linear_num_value_heads", f"is no multiple of linear_num_key_heads {num_key_heads}")
+    return RecurrentConfig(
+        family=family,
+        layers=layers,
+        num_key_heads=num_key_heads,
+        num_heads=num_heads,
+        key_size=fields.count("linear_key_head_dim"),
+        value_size=fields.count("linear_value_head_dim"),
+        conv_width=fields.count("linear_conv_kernel_dim", least=2),
+        norm="before the gate",
+    )
+
+
+def _mamba2(fields: ConfigFields, family: RecurrentFamily, layers: tuple[bool, ...]) -> RecurrentConfig:
     num_heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
     if family.one_part:
         inner = num_heads * fields.count("mamba_d_head")
@@ -263,6 +245,42 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
         output_bias=fields.boolean("projectors_bias", default=False) if family.parallel else bias,
         norm=_parallel_norm(fields) if family.parallel else "behind the gate",
         step_limit=_step_limit(fields),
+    )
+
+
+def _mamba1(fields: ConfigFields, family: RecurrentFamily, layers: tuple[bool, ...]) -> RecurrentConfig:
+    hidden_size, bias = fields.count("hidden_size"), fields.boolean("mamba_proj_bias", default=False)
+    by_size = fields.raw.get("mamba_dt_rank") in (None, "auto")
+    return RecurrentConfig(
+        family=family,
+        layers=layers,
+        num_key_heads=1,
+        num_heads=1,
+        key_size=fields.count("mamba_d_state", default=16),
+        value_size=fields.count("mamba_expand", default=2) * hidden_size,
+        conv_width=fields.count("mamba_d_conv", default=4, least=2),
+        conv_bias=fields.boolean("mamba_conv_bias", default=True),
+        projection_bias=bias,
+        output_bias=bias,
+        norm="none",
+        step_rank=-(-hidden_size // 16) if by_size else fields.count("mamba_dt_rank"),
+    )
+
+
+def _short_convolution(fields: ConfigFields, family: RecurrentFamily, layers: tuple[bool, ...]) -> RecurrentConfig:
+    bias = fields.boolean("conv_bias", default=False)
+    return RecurrentConfig(
+        family=family,
+        layers=layers,
+        num_key_heads=1,
+        num_heads=1,
+        key_size=0,
+        value_size=fields.count("hidden_size"),
+        conv_width=fields.count("conv_L_cache", default=3, least=2),
+        conv_bias=bias,
+        projection_bias=bias,
+        output_bias=bias,
+        norm="none",
     )
 
 
