@@ -15,6 +15,7 @@ import transformers
 from rich.console import Console
 
 from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.errors import RequestError
@@ -35,7 +36,7 @@ from ramiform.tools.train_draft.target import Target
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
 
 QUIET = Console(quiet=True)
-SHIPPED = Path(run.__file__).parents[1] / "shipped_model"
+SHIPPED = SHIPPED_MODEL
 
 
 @pytest.fixture(scope="module")
