@@ -7,6 +7,7 @@ so the general path alone computes plans with it, until another path learns to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,17 +27,17 @@ OF_EVERY_PATH: frozenset[Need] = frozenset(
     {"ForwardPlan.rows", "Row.rid", "Row.first_position", "Row.pages", "RowState.slot"}
     | {"Sample.draw", "Sample.temperature", "DraftNode.draw"}
 )
-# Needs that depend on more than a field's default: when `x`, the struct, has them.
-OF_VALUES: dict[Need, str] = {
-    "ForwardPlan.followed": "x.followed",  # a draft source gets the features
-    "Row.tokens": "len(x.tokens) != 1",
-    "Row.sample": "x.sample is None and x.follows is None",  # the row samples nothing
+# Needs that depend on more than a field's default: when a struct has them.
+OF_VALUES: dict[Need, Callable[[Any], bool]] = {
+    "ForwardPlan.followed": lambda plan: plan.followed,  # a draft source gets the features
+    "Row.tokens": lambda row: len(row.tokens) != 1,
+    "Row.sample": lambda row: row.sample is None and row.follows is None,  # the row samples nothing
 }
 # Needs of a row's sampling; the row's Sample and nodes have further ones.
-OF_SAMPLING: dict[Need, str] = {
-    "Row.sample": "x.sample is None",
-    "Row.mask": "x.mask is not None",
-    "Row.nodes": "x.nodes",
+OF_SAMPLING: dict[Need, Callable[[Any], bool]] = {
+    "Row.sample": lambda row: row.sample is None,
+    "Row.mask": lambda row: row.mask is not None,
+    "Row.nodes": lambda row: bool(row.nodes),
 }
 # Filters of the draw matter only above temperature 0.
 FILTERS: frozenset[Need] = frozenset(
@@ -53,57 +54,43 @@ class Needs(NamedTuple):
 
 
 class _Conditions:
-    """Needs of structs of one type, by the condition on which one has each.
+    """Needs of structs of one type: the fields that are not at their default, and those that conditions state."""
 
-    The conditions are compiled, as dataclasses compile their methods: a step of one row takes a quarter of a
-    millisecond, and reading twenty fields by name would take a twentieth of it.
-    """
-
-    def __init__(self, conditions: Mapping[Need, str]) -> None:
-        self._has: dict[Need, Callable[[Any], Any]] = {
-            need: eval(f"lambda x: {condition}") for need, condition in conditions.items()
-        }
-        any_of = " or ".join(f"({condition})" for condition in conditions.values()) or "False"
-        self._select: Callable[[Sequence[Any]], list[Any]] = eval(f"lambda values: [x for x in values if {any_of}]")
+    def __init__(
+        self, struct: type[msgspec.Struct], names: Sequence[str], stated: Mapping[Need, Callable[[Any], bool]]
+    ) -> None:
+        fields = [field for field in msgspec.structs.fields(struct) if field.name in names]
+        self._needs = [f"{struct.__name__}.{field.name}" for field in fields]
+        # Nothing equals the default of a field that has none: it is always a need.
+        self._defaults = tuple(
+            field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory() for field in fields
+        )
+        read = [field.name for field in fields]
+        if len(read) == 1:  # of one name, `attrgetter` would return no tuple
+            read, self._defaults = 2 * read, 2 * self._defaults
+        self._read = attrgetter(*read) if read else None
+        self._stated = [(need, has) for need, has in stated.items() if need.startswith(f"{struct.__name__}.")]
 
     def of(self, values: Sequence[Any]) -> frozenset[Need]:
         """Return the needs that some of the values have."""
-        found = self._select(values)
-        return frozenset(need for need, has in self._has.items() if any(map(has, found))) if found else NOTHING
+        needs = [need for need, has in self._stated if any(map(has, values))]
+        found = [] if self._read is None else list(map(self._read, values))
+        if found.count(self._defaults) != len(found):
+            columns = zip(self._needs, zip(*found, strict=True), self._defaults, strict=False)
+            needs += [need for need, column, default in columns if any(value != default for value in column)]
+        return frozenset(needs) if needs else NOTHING
 
 
-def conditions_of(struct: type[msgspec.Struct]) -> dict[Need, str]:
-    """Return the conditions of a struct's needs: of every field that is not stated otherwise, that it is not at its
-    default, and of one without a default, that it is there."""
-    conditions = {}
-    for field in msgspec.structs.fields(struct):
-        need = f"{struct.__name__}.{field.name}"
-        if need in OF_VALUES:
-            conditions[need] = OF_VALUES[need]
-        elif need in FILTERS:
-            conditions[need] = f"x.temperature > 0 and {_departs(field)}"
-        elif need not in OF_THE_STEP | OF_EVERY_PATH | {"Row.mask"}:
-            conditions[need] = _departs(field)
-    return conditions
+def conditions_of(struct: type[msgspec.Struct]) -> _Conditions:
+    """Return the needs of a struct: every field that is not stated otherwise."""
+    stated = OF_THE_STEP | OF_EVERY_PATH | FILTERS | OF_VALUES.keys() | {"Row.mask"}
+    names = [name for name in struct.__struct_fields__ if f"{struct.__name__}.{name}" not in stated]
+    return _Conditions(struct, names, OF_VALUES)
 
 
-def _departs(field: msgspec.structs.FieldInfo) -> str:
-    """Return the condition on which a field is not at its default."""
-    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-    if default is msgspec.NODEFAULT:
-        return "True"
-    if default is None:
-        return f"x.{field.name} is not None"
-    return f"x.{field.name} != {default!r}" if default else f"x.{field.name}"
-
-
-def _compiled(struct: type[msgspec.Struct]) -> _Conditions:
-    """Return the needs of a struct."""
-    return _Conditions(conditions_of(struct))
-
-
-_PLAN, _ROW, _STATE, _SAMPLE, _NODE = map(_compiled, STRUCTS)
-_SAMPLING = _Conditions(OF_SAMPLING)
+_PLAN, _ROW, _STATE, _SAMPLE, _NODE = map(conditions_of, STRUCTS)
+_SAMPLING = _Conditions(Row, (), OF_SAMPLING)
+_FILTERS = _Conditions(Sample, [need.removeprefix("Sample.") for need in FILTERS], {})
 
 
 def needs_of(plan: ForwardPlan) -> Needs:
@@ -117,7 +104,10 @@ def needs_of(plan: ForwardPlan) -> Needs:
 
 def sampling_needs(rows: Sequence[Row]) -> frozenset[Need]:
     """Return the needs of the sampling of rows, known or no longer open."""
-    needs = _SAMPLING.of(rows) | _SAMPLE.of([row.sample for row in rows if row.sample is not None])
+    samples = [row.sample for row in rows if row.sample is not None]
+    needs = _SAMPLING.of(rows) | _SAMPLE.of(samples)
+    if drawn := [own for own in samples if own.temperature > 0]:
+        needs |= _FILTERS.of(drawn)
     if "Row.nodes" in needs:
         needs |= _NODE.of([node for row in rows for node in row.nodes])
     return needs

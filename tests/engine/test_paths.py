@@ -288,8 +288,8 @@ def test_a_new_field_is_a_need_that_no_path_declares(monkeypatch: pytest.MonkeyP
         novelty: float = 0.0
 
     NewRow.__name__, NewSample.__name__ = "Row", "Sample"
-    monkeypatch.setattr(needs, "_ROW", needs._compiled(NewRow))
-    monkeypatch.setattr(needs, "_SAMPLE", needs._compiled(NewSample))
+    monkeypatch.setattr(needs, "_ROW", needs.conditions_of(NewRow))
+    monkeypatch.setattr(needs, "_SAMPLE", needs.conditions_of(NewSample))
     base = {"rid": "", "tokens": [1], "first_position": 0, "pages": [0]}
     plain, steered = (NewRow(**base, sample=NewSample(draw=0), steering=value) for value in (None, "left"))
     new = NewRow(**base, sample=NewSample(draw=0, novelty=0.5))
