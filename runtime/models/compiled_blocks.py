@@ -1,4 +1,4 @@
-"""What the compiled decoder step takes of a model: its config, the matrices of a layer, and a layer's mixture.
+"""Read what the compiled decoder step takes of a model: its config, the matrices of a layer, and a layer's mixture.
 
 Legend: E hidden size, F fields of a layer's record, W words of a field.
 """

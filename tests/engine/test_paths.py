@@ -332,7 +332,6 @@ def test_paths_of_a_cpu_equal_the_general_one(
 ) -> None:
     ours = only(make_engine(checkpoint, adapter, captures), kind)
     judge = only(make_engine(checkpoint, adapter, captures), General)
-    ours._runner.paths[:0] = []
     general = General.of(ours._runner)
     prompt_needs = needs_of(prompts()).rows
     if not ours._runner.paths[0].meets(prompt_needs):

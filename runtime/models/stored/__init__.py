@@ -1,1 +1,1 @@
-"""What checkpoints store: names and layouts of tensors, safetensors files, scales of keys and values."""
+"""Names and layouts of the tensors that checkpoints store, their files, and the stored scales of keys and values."""
