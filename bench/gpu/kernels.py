@@ -203,9 +203,15 @@ def sampling(hour: Hour) -> Measurement:
         ones_R = torch.ones(num_rows, device=hour.device)
         theirs = hour.seconds(lambda x=logits_RV: torch.multinomial(x.softmax(-1), 1))
         for name, top_k, top_p in (("all", vocab_size, 1.0), ("top-p", vocab_size, 0.9), ("top-k", 50, 1.0)):
-            draws = torch.arange(num_rows, device=hour.device)
-            tensors = (ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draws)
-            taken = hour.seconds(partial(ops.sample_tokens, logits_RV, SamplingTensors(*tensors)))
+            sampling = SamplingTensors(
+                top_n_sigma_R=ones_R * 0,
+                temperature_R=ones_R,
+                top_k_R=(ones_R * top_k).long(),
+                top_p_R=ones_R.double() * top_p,
+                min_p_R=ones_R * 0,
+                draw_R=torch.arange(num_rows, device=hour.device),
+            )
+            taken = hour.seconds(partial(ops.sample_tokens, logits_RV, sampling))
             yield {"rows": num_rows, "filter": name, "us": 1e6 * taken, "torch us": 1e6 * theirs}
 
 

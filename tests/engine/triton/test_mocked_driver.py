@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.exhaustive
 
-SCRIPT = Path(__file__).parents[3] / "bench" / "mocked_driver.py"
+SCRIPT = Path(__file__).parents[2] / "bench" / "random_steps.py"
 
 
 @pytest.fixture(scope="module")
