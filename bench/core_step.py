@@ -30,7 +30,7 @@ def worker(model: str) -> Ask:
     from ramiform.runtime.core.main import load_core, start_collections
     from ramiform.runtime.core.pipeline import Pipeline
     from ramiform.runtime.protocol.config import CoreConfig
-    from ramiform.runtime.protocol.core import Generate, Tokens
+    from ramiform.runtime.protocol.core import FlushCache, Generate, Tokens
     from ramiform.runtime.protocol.sampling import SamplingParams
     from ramiform.runtime.scheduler import batch
 
@@ -58,6 +58,7 @@ def worker(model: str) -> Ask:
             KeptArrays.meets = (lambda path, needs: False) if general else meets  # type: ignore[method-assign]
         if hasattr(batch, "MAX_CONTINUOUS"):
             batch.CONTINUOUS_SECONDS, batch.MAX_CONTINUOUS = float("inf"), decodes
+        core.scheduler.handle(FlushCache(call=0), 0.0, b"")  # else those that play more rounds would have to evict
         sampling = SamplingParams(temperature=0.0, max_new_tokens=OUTPUT, ignore_eos=True)
         num_steps, num_rounds, num_live, start = 0, num_rounds + 1, rows, time.thread_time()
         for row in range(rows):

@@ -1,11 +1,12 @@
 """Steps of a model on a CPU, by kind: decode rows, shared prefixes, prompt chunks, and mixes of them.
 
-    python -P bench/cpu_steps.py [MODEL] [--dtype bfloat16] [--threads 2] [--before CHECKOUT/.venv/bin/python]
+    python -P bench/cpu_steps.py [MODEL] [--dtype bfloat16] [--kv-dtype int8] [--before CHECKOUT/.venv/bin/python]
 
-Each kind of step is computed from its inputs to its logits, over a cache of random numbers. `--before` names the Python
-of an environment with another checkout installed: both compute each kind in turn, and the ratio of their medians is
-shown. The last columns are the products' work of the step, and the rate at which it was computed. With
-`--processor-time` milliseconds are those of all threads' processor time, which says more where other processes run.
+Each kind of step is computed from its inputs to its logits, over a cache of random numbers or codes. `--before` names
+the Python of an environment with another checkout installed: both compute each kind in turn, `--rounds` times, and the
+median of the rounds' ratios is shown. The last columns are the products' work of the step, and the rate at which it was
+computed. With `--processor-time` milliseconds are those of all threads' processor time, which says more where other
+processes run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,20 @@ import numpy as np
 import torch
 import typer
 
-from ramiform.bench.harness import Ask, Before, Model, Only, Out, Threads, checkouts, report, table, timed
+from ramiform.bench.harness import (
+    Ask,
+    Before,
+    Model,
+    Only,
+    Out,
+    Threads,
+    checkouts,
+    interleaved,
+    median_ratio,
+    report,
+    table,
+    timed,
+)
 
 PAGE = 16
 SHARED_PAGES = 62  # the first pages of the pool hold a shared prefix of 992 tokens
@@ -69,14 +83,27 @@ def set_threads(threads: int) -> None:
     thread_pool.set_num_threads(threads)
 
 
-def random_cache(model: Any, num_pages: int) -> Any:
-    """Return layers of a cache of random numbers."""
+def random_cache(model: Any, num_pages: int, *, int8: bool = False) -> Any:
+    """Return layers of a cache of random numbers, in the model's dtype or in int8."""
     from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 
-    memory = KvMemory(model.config, num_pages, device=torch.device("cpu"), dtype=model.dtype)
-    memory.k_LSKD.normal_()
-    memory.v_LSKD.normal_()
-    return KvPool(memory).layers
+    config, scales = model.config, None
+    dtype = torch.int8 if int8 else model.dtype
+    memory = KvMemory(config, num_pages, device=torch.device("cpu"), dtype=dtype)
+    for part in (memory.k_LSKD, memory.v_LSKD):
+        part.copy_(torch.randn(part.shape).mul_(40).clamp_(-127, 127)) if int8 else part.normal_()
+    if int8:
+        scales = _kv_scales()(*torch.full((2, config.num_kv_layers, config.num_kv_heads), 1 / 40))
+    return KvPool(memory, scales=scales).layers
+
+
+def _kv_scales() -> Any:
+    """Return the class of scales."""
+    try:
+        from ramiform.runtime.models.stored.kv_scales import KvScales
+    except ImportError:  # an older checkout
+        from ramiform.runtime.models.kv_scales import KvScales  # type: ignore[import-not-found, no-redef]
+    return KvScales
 
 
 def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) -> Callable[[], object]:
@@ -95,14 +122,14 @@ def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) ->
     return compute
 
 
-def worker(model: str | None, dtype: str, threads: int, repeat: int, processor_time: bool) -> Ask:
+def worker(model: str | None, dtype: str, kv_dtype: str, threads: int, repeat: int, processor_time: bool) -> Ask:
     """Return what computes a kind of step, and gives its seconds and the model's number of parameters."""
     from ramiform.runtime.models.checkpoint import find_checkpoint
     from ramiform.runtime.models.load import load_model
 
     set_threads(threads)
     decoder = load_model(find_checkpoint(model), device=torch.device("cpu"), dtype=getattr(torch, dtype))
-    layers, steps = random_cache(decoder, 1200), kinds()
+    layers, steps = random_cache(decoder, 1200, int8=kv_dtype == "int8"), kinds()
     clock = time.process_time if processor_time else time.perf_counter
 
     def measure(name: str) -> tuple[float, int]:
@@ -116,23 +143,31 @@ def worker(model: str | None, dtype: str, threads: int, repeat: int, processor_t
 def main(
     model: Model = None,
     dtype: Annotated[str, typer.Option(help="of weights and cache")] = "float32",
+    kv_dtype: Annotated[str, typer.Option(help="auto: that of --dtype; or int8")] = "auto",
     threads: Threads = 2,
-    repeat: Annotated[int, typer.Option(help="steps of each kind")] = 5,
+    repeat: Annotated[int, typer.Option(help="steps of each kind in a round")] = 5,
+    rounds: Annotated[int, typer.Option(help="of each kind, after one that warms up")] = 5,
     before: Before = None,
     processor_time: Annotated[bool, typer.Option(help="of all threads, instead of the wall's")] = False,
     only: Only = "",
     out: Out = None,
 ) -> None:
-    settings = {"model": model, "dtype": dtype, "threads": threads, "repeat": repeat, "processor_time": processor_time}
+    settings = {"model": model, "dtype": dtype, "kv_dtype": kv_dtype, "threads": threads, "repeat": repeat}
+    settings["processor_time"] = processor_time
     found = []
     with checkouts(__file__, before, **settings) as asks:
         for name, step in kinds().items():
             if only in name:
-                answers = [ask(name) for ask in asks]
-                seconds, parameters = answers[0]
+                ways = dict(zip(("now", "before"), asks, strict=False))
+                answers = interleaved(
+                    rounds, {key: lambda _, ask=ask, name=name: ask(name) for key, ask in ways.items()}
+                )
+                times = {key: [own for own, _ in found] for key, found in answers.items()}
+                seconds, (_, parameters) = statistics.median(times["now"]), answers["now"][0]
                 row: dict[str, Any] = {"step": name, "ms": f"{1e3 * seconds:.2f}"}
-                for other, _ in answers[1:]:
-                    row |= {"before": f"{1e3 * other:.2f}", "ratio": f"{other / seconds:.2f}"}
+                if before is not None:
+                    other, ratio = statistics.median(times["before"]), median_ratio(times["before"], times["now"])
+                    row |= {"before": f"{1e3 * other:.2f}", "ratio": f"{ratio:.2f}"}
                 work = 2e-9 * parameters * sum(len(each.tokens) for each in step)
                 found.append(row | {"GFLOP of products": f"{work:.2f}", "GFLOP/s": f"{work / seconds:.0f}"})
                 print(table(found[-1:]).splitlines()[-1], flush=True)

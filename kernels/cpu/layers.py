@@ -26,25 +26,25 @@ SILU, GELU_TANH, GELU, RELU, RELU2 = range(5)
 _floats = pointer_to(types.float32)
 
 
-@compiled_once("void(int64, int64, int64, float32, int64)")
-def _normalise_row(x: int, weight: int, E: int, eps: float, out: int) -> None:
-    """Write the RMS norm of the E floats at address `x`. One machine code serves every loop: where copies of it were
-    inlined, each would take the sum in an order of its own, and round differently."""
-    x_E, weight_E, out_E = carray(_floats(x), (E,)), carray(_floats(weight), (E,)), carray(_floats(out), (E,))
-    total = np.float32(0)
-    for e in range(E):
-        total += x_E[e] * x_E[e]
-    scale = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
-    for e in range(E):
-        out_E[e] = x_E[e] * scale * weight_E[e]
+@compiled_once("void(int64, int64, int64, int64, float32, int64)")
+def _normalise_rows(x: int, weight: int, T: int, E: int, eps: float, out: int) -> None:
+    """Write the RMS norms of T rows of E floats at address `x`. One machine code serves every loop: where copies of it
+    were inlined, each would take the sum in an order of its own, and round differently."""
+    weight_E = carray(_floats(weight), (E,))
+    for t in range(T):
+        x_E, out_E = carray(_floats(x + 4 * E * t), (E,)), carray(_floats(out + 4 * E * t), (E,))
+        total = np.float32(0)
+        for e in range(E):
+            total += x_E[e] * x_E[e]
+        scale = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
+        for e in range(E):
+            out_E[e] = x_E[e] * scale * weight_E[e]
 
 
 @compiled("void(float32[:,::1], float32[::1], float32, float32[:,::1])")
 def rms_norm_float32(x_TE: Floats, weight_E: Floats, eps: float, out_TE: Floats) -> None:
     """Write the RMS norm of each row, as the loop of a whole step computes it."""
-    T, E = x_TE.shape
-    for t in range(T):
-        _normalise_row(address_of(x_TE) + 4 * E * t, address_of(weight_E), E, eps, address_of(out_TE) + 4 * E * t)
+    _normalise_rows(address_of(x_TE), address_of(weight_E), *x_TE.shape, eps, address_of(out_TE))
 
 
 @compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[::1], float32, {}[:,::1])"))

@@ -84,7 +84,7 @@ def run_tasks(tasks: Sequence[Task]) -> None:
 
 def share_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
     """Call `compute` for all rows of `x`, in slices that threads share if there are enough numbers."""
-    T = len(x)
+    T = x.shape[0]
     count = min(num_threads(), T, x.numel() // _MIN_NUMBERS)
     if count < 2:
         compute(slice(0, T))

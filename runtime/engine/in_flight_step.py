@@ -20,7 +20,7 @@ from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSamp
 from .draft_source import DraftRow, DraftSource, DraftStep
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 from .needs import Need, needs_of, sampling_needs
-from .paths import EngineParts, Forward, Path, Sampled, paths_of
+from .paths import NO_FORWARD, NOTHING_SAMPLED, EngineParts, Forward, Path, paths_of
 
 
 @dataclass
@@ -56,7 +56,7 @@ class InFlightStep:
         self._runner = runner
         self._earlier: list[list[int]] = []  # tokens of the decode steps before the last one
         self._plan = plan
-        self._path, self._forward, self._sampled = runner.paths[-1], Forward(None), Sampled()
+        self._path, self._forward, self._sampled = runner.paths[-1], NO_FORWARD, NOTHING_SAMPLED
         self._sampling_needs: frozenset[Need] = frozenset()
         runner.pool.copy(plan.copies)
         runner.pool.copy_windows(plan.window_copies)

@@ -240,6 +240,8 @@ class KvPool:
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages one after the other: a page may be the target of one copy and the source of a later one."""
+        if not copies:
+            return
         pending: list[PageRun] = []
         for run in page_runs(copies, self.num_pages):
             if self._queue is not None and max(run.source, run.target) >= self.num_pages:

@@ -123,7 +123,7 @@ class CompiledLayers:
         matrices = [matrix for block in blocks for matrix in block.matrices]
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         mixtures = [block.mixture for block in blocks if block.mixture is not None]
-        self._weight_bytes = sum(part.nbytes for part in (*matrices, *mixtures))
+        self._weight_bytes, self._head_bytes = sum(part.nbytes for part in (*matrices, *mixtures)), 0
         self._mixture = mixtures[0].settings if mixtures else np.empty(0, np.int64)
         self._mixture_factors = mixtures[0].factors if mixtures else np.empty(0, np.float32)
         self._sinks = [layer.sinks_H for layer in layers]
@@ -155,7 +155,7 @@ class CompiledLayers:
         suits = dtype == torch.float32 or (matrix is not None and matrix.descriptor[0] == BFLOAT16_ROWS)
         if matrix is None or not suits or not isinstance(norm, RmsNorm):
             return
-        self._head, self._rounds_stream = matrix, dtype == torch.bfloat16
+        self._head, self._head_bytes, self._rounds_stream = matrix, matrix.nbytes, dtype == torch.bfloat16
         self._final_norm = norm.weight_E.detach().float().contiguous().numpy()
         self._widest = max(self._widest, matrix, key=lambda matrix: prepared_size(matrix.descriptor, 1))
 
@@ -301,7 +301,7 @@ class CompiledLayers:
         windows have slots of their own."""
         config, cost = self._config, (plans[0].item(COST) + plans[1].item(COST)) // 2
         multiplications = cost * config.num_kv_heads * config.head_dim * len(kv_LX)
-        num_bytes = self._weight_bytes + (self._head.nbytes if with_head and self._head is not None else 0)
+        num_bytes = self._weight_bytes + (self._head_bytes if with_head else 0)
         work = len(x_TE) * num_bytes + _ATTENTION_BYTES * multiplications
         threads = num_threads() if work >= _MIN_SHARED_WORK else 1
         if num_slots != self._num_slots:

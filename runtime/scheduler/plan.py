@@ -122,7 +122,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_committed(self) -> int:
         """Number of tokens that are not draft nodes."""
-        return len(self.tokens) - len(self.parents or ())
+        return len(self.tokens) if self.parents is None else len(self.tokens) - len(self.parents)
 
     @property
     def position_ids(self) -> list[int]:

@@ -229,7 +229,7 @@ class Scheduler:
             if request.leaving:
                 self._let_go(request, row)
             elif row is not None:
-                answers += self._commit_row(request, row, row_result, now, is_followed=plan.followed)
+                self._commit_row(request, row, row_result, now, plan.followed, answers)
         self._drafting.observe_step(plan, result)
         self._counters.num_steps += result.num_decodes - 1
         self._decodes.observe(plan, result)
@@ -301,12 +301,13 @@ class Scheduler:
         self._release(request)
 
     def _commit_row(
-        self, request: Request, row: Row, result: RowResult, now: float, *, is_followed: bool
-    ) -> list[FromCore]:
-        """Apply a row's result to its request, which ends, waits for its grammar, or goes on. Returns its answers."""
+        self, request: Request, row: Row, result: RowResult, now: float, is_followed: bool, answers: list[FromCore]
+    ) -> None:
+        """Apply a row's result to its request, which ends, waits for its grammar, or goes on; append its answers."""
         num_computed = request.num_computed
-        answer, error = self._apply(request, row, result, now, is_followed=is_followed)
-        answers: list[FromCore] = [] if answer is None else [answer]
+        answer, error = self._apply(request, row, result, now, is_followed)
+        if answer is not None:
+            answers.append(answer)
         if error is not None:
             request.poisoned = isinstance(error, ModelError)
             self._end(request)
@@ -322,9 +323,8 @@ class Scheduler:
                 self._batch.slide(request, self._cache.windows)
             if request.is_held and not (request.num_uncomputed or request.num_in_flight):
                 request.clock.wait("grammar", now)
-        return answers
 
-    def _apply(self, request: Request, row: Row, result: RowResult, now: float, *, is_followed: bool) -> AppliedResult:
+    def _apply(self, request: Request, row: Row, result: RowResult, now: float, is_followed: bool) -> AppliedResult:
         """Append what a row's result adds to its request, and count and time it."""
         assert request.lease is not None
         request.num_in_flight -= row.num_committed

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .compiled import CompiledStep
 from .general import General
 from .graphs import GraphReplay
-from .path import EngineParts, Forward, Path, Sampled
+from .path import NO_FORWARD, NOTHING_SAMPLED, EngineParts, Forward, Path, Sampled
 
 
 def _kept_arrays(parts: EngineParts) -> Path | None:
@@ -33,4 +33,4 @@ def paths_of(parts: EngineParts) -> list[Path]:
     return [path for path in made if path is not None]
 
 
-__all__ = ["PATHS", "EngineParts", "Forward", "Path", "Sampled", "paths_of"]
+__all__ = ["NOTHING_SAMPLED", "NO_FORWARD", "PATHS", "EngineParts", "Forward", "Path", "Sampled", "paths_of"]

@@ -184,7 +184,10 @@ class KeptArrays(Path):
         if any(temperatures):
             min_p_R[:], draw_R[:] = [own.min_p for own in samples], [own.draw for own in samples]
         arrays = logits_RV.numpy(), temperature_R, min_p_R, draw_R, tokens_R
-        share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
+        if len(samples) == 1:
+            sample_rows(*arrays)
+        else:
+            share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
         return tokens_R
 
     def _compute(self, memory: _Memory) -> torch.Tensor:

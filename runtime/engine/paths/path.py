@@ -66,6 +66,10 @@ class Sampled(NamedTuple):
     tokens_R: list[int] | None = None  # one token of each row, if there is nothing else
 
 
+NO_FORWARD = Forward(None)
+NOTHING_SAMPLED = Sampled()
+
+
 class Path(ABC):
     """One way to compute and sample plans on this engine's device.
 
@@ -95,7 +99,7 @@ class Path(ABC):
         model, logits_OV = self.parts.model, forward.logits_OV
         sampling = [index for index, row in enumerate(rows) if row.sample is not None]
         if not sampling:
-            return Sampled()
+            return NOTHING_SAMPLED
         outputs = SampledPositions.from_rows(rows[index] for index in sampling)
         # A row that follows another may turn out not to sample.
         if logits_OV is not None and len(outputs) < logits_OV.shape[0]:
