@@ -81,7 +81,8 @@ class Chat:
     """Reads lines and answers them through the server at `url`."""
 
     def __init__(self, url: str, console: Console, *, model: str | None = None, api_key: str | None = None) -> None:
-        self._client = HttpClient(url.rstrip("/"), api_key, timeout=600)
+        # Clients of OpenAI are given the address with /v1.
+        self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), api_key, timeout=600)
         self._console = console
         self._model = model or str(self._client.get("/v1/models")["data"][0]["id"])
         self.conversation = Conversation()

@@ -51,6 +51,8 @@ KeysOption = Annotated[
     str | None, typer.Option(envvar="RAMIFORM_KEYS", help="Folder of the keys that a TCP address needs.")
 ]
 
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a server listens at all addresses; a browser needs one
+
 
 @app.command(cls=TranslatingCommand)
 @with_settings(*MODEL_SETTINGS, *SERVE_SETTINGS)
@@ -104,6 +106,10 @@ def serve(
         name = config.core.served_model_name or model or "the model that ships"
         errors.print(Text(f"loading {name}"))
 
+    if config.serve.host in ANYWHERE and config.serve.uds is None and not (api_key or admin_key):
+        told = "all who reach this machine may use the model; --api-key KEY asks for a key"
+        errors.print(Text(f"--host {config.serve.host}: {told}"))
+
     def on_start(started: Started) -> None:
         page = " and its page" if config.serve.page and config.serve.uds is None else ""
         print(f"serving {started.info.name}{page} at {config.serve.url(started.http_port)}", flush=True)
@@ -119,6 +125,8 @@ def serve(
         await frontend_main.serve(config, signals, on_start)
 
     asyncio.run(until_signalled())
+    if errors.is_terminal:
+        errors.print(Text("the server has ended"))
 
 
 def _open_in_browser(serve_config: ServeConfig, port: int | None) -> None:
@@ -126,8 +134,7 @@ def _open_in_browser(serve_config: ServeConfig, port: int | None) -> None:
     import threading
     import webbrowser
 
-    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a server listens there; a browser needs an address
-    url = msgspec.structs.replace(serve_config, host=anywhere.get(serve_config.host, serve_config.host)).url(port)
+    url = msgspec.structs.replace(serve_config, host=ANYWHERE.get(serve_config.host, serve_config.host)).url(port)
 
     def show() -> None:
         if not webbrowser.open(url):
@@ -302,10 +309,12 @@ def evaluate(
     **settings: Any,
 ) -> None:
     """Evaluate a program: run it on every example of a dataset and score the results."""
+    from .lang.backends.backend import get_server_info
     from .lang.evaluation.command import evaluate_file
 
     sys.path.insert(0, str(file.resolve().parent))
     with _default_backend(model, address, keys, settings):
+        get_server_info()  # else each example would fail at a wrong address
         report, comparison = evaluate_file(
             file, data=data, limit=limit, concurrency=concurrency, resume=resume, against=against
         )

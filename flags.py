@@ -34,7 +34,7 @@ PANELS = {
     "Model's dialect": "tool_call_parser reasoning_parser trust_request_chat_template",
     "Programs of other machines": "bind keys",
     "Processes": "frontends drain_seconds",
-    "Logs and traces": "log_level log_format otlp_endpoint",
+    "Logs and traces": "log_level log_format log_requests otlp_endpoint",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 

@@ -55,6 +55,11 @@ def test_commands_change_what_is_asked(url: str, tmp_path: Path) -> None:
     assert other.conversation.turns == []
 
 
+def test_the_address_may_end_as_clients_of_openai_write_it(url: str) -> None:
+    chat, _ = talk(f"{url}/v1", "/max_tokens 2", "Hi")
+    assert [turn["role"] for turn in chat.conversation.turns] == ["user", "assistant"]
+
+
 def test_mistakes_are_said_and_the_conversation_goes_on(url: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"system": 1}')
     lines = ["/nonsense", "/temperature hot", "/undo", "/load", "/load /no/such/file", f"/load {tmp_path / 'x.json'}"]

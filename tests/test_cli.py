@@ -105,6 +105,7 @@ HTTP_FLAGS = {
     "--engine",
     "--frontends",
     "--drain-seconds",
+    "--log-requests",
     "--otlp-endpoint",
     "--page",
     "--page-texts",

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 
 import ramiform
@@ -91,3 +92,13 @@ def test_the_tests_that_a_page_names_exist() -> None:
     assert len(named) > 20, "docs/operate/security.md names a test for each class of faults"
     missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text("utf-8")]
     assert not missing
+
+
+def test_the_requests_of_the_readme_have_the_answers_that_anybody_expects(url: str) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    requests = re.findall(r"^curl localhost:30000(/\S+) -H '(\S+): (\S+)' -d '(.*?)'$", text, re.M | re.S)
+    answers = [
+        httpx.post(url + path, headers={name: value}, content=body, timeout=60).json()["text"]
+        for path, name, value, body in requests
+    ]
+    assert answers == [" Paris", " yes"]

@@ -28,6 +28,8 @@ def describe(s: ProgramState, country: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: checkpointed_batch.py FILE: the answers are kept in FILE, e.g. questions.jsonl")
     batch = [{"country": country} for country in COUNTRIES]
     states = describe.run_batch(batch, temperature=0.2, num_threads=2, checkpoint=sys.argv[1], generator_style=True)
     for country, state in zip(COUNTRIES, states, strict=True):

@@ -65,4 +65,6 @@ async def claims(body: Text) -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]) if len(sys.argv) > 1 else 8000, log_level="warning")
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
+    print(f"POST /people and /claims at http://127.0.0.1:{port}, until Ctrl-C", flush=True)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

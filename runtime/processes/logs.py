@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 
 from ..protocol.config import ServeConfig
 
+REQUESTS = "ramiform.requests"  # the logger of a line for each HTTP request
+
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time (UTC, ISO 8601), level, logger, process, message, and an error's
-    traceback."""
+    """Formats a record as one JSON object: time (UTC, ISO 8601), level, logger, process, message, the record's `fields`
+    if it has any, and an error's traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -26,6 +28,7 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "message": record.getMessage(),
         }
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
@@ -45,3 +48,5 @@ def set_up_logging(config: ServeConfig, process: str) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(JsonFormatter(process))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+    logs_requests = config.log_requests == "on" or (config.log_requests == "auto" and sys.stderr.isatty())
+    logging.getLogger(REQUESTS).setLevel("INFO" if logs_requests else "WARNING")

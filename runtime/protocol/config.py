@@ -387,6 +387,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["auto", "rich", "json"], Meta(description="log format; auto: rich on a terminal, JSON lines otherwise")
     ] = "auto"
+    log_requests: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="log a line for each HTTP request: route, status, tokens, seconds; auto: on a terminal"),
+    ] = "auto"
     otlp_endpoint: Annotated[
         str | None, Meta(description="collector of OpenTelemetry traces over HTTP, e.g. http://localhost:4318")
     ] = None

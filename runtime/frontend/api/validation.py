@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ...protocol.errors import RequestError
+from ...protocol.errors import RequestError, did_you_mean
 from .peer_fields import unsupported_reason
 
 MAX_MESSAGE_CHARACTERS = 2000  # the offending text may be megabytes long
@@ -24,23 +24,49 @@ def validated(kind: type[B], values: Any) -> B:
         return kind.model_validate(values)
     except ValidationError as error:
         details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        message, param = explain_validation_error(details, values)
+        message, param = explain_validation_error(details, values, kind)
         raise RequestError(message, param=param) from None
 
 
-def explain_validation_error(errors: Iterable[dict[str, Any]], body: Any) -> tuple[str, str | None]:
-    """Return a message about a wrong body, and the parameter at fault."""
+def explain_validation_error(errors: Iterable[dict[str, Any]], body: Any, kind: Any = None) -> tuple[str, str | None]:
+    """Return a message about a wrong body, and the parameter at fault. `kind` is the type of the body, whose fields are
+    suggested for an unknown one."""
     # Each alternative of a union reports errors. The deepest path belongs to the alternative that the client meant.
     detail, path = max(((detail, _body_path(detail, body)) for detail in errors), key=lambda pair: len(pair[1]))
     if detail["type"] == "json_invalid":
-        return f"the body is no JSON: {detail.get('ctx', {}).get('error', detail['msg'])}", None
+        reason = detail.get("ctx", {}).get("error", detail["msg"])
+        return f"the body is no JSON: {reason}{_place_in(body, detail['loc'][-1])}", None
     param = printable(_field_name(path)) or None
     if detail["type"] == "extra_forbidden":
         # Fields of other servers occur in a body itself and in `sampling_params` only.
         is_outer = all(part == "sampling_params" or isinstance(part, int) for part in path[:-1])
         message = unsupported_reason(str(path[-1])) if is_outer else None
-        return message or f"unknown parameter {param}", param
+        return message or f"unknown parameter {param}{did_you_mean(path[-1], _fields_beside(kind, path))}", param
     return f"{param or 'body'}: {printable(_validator_message(detail))}", param
+
+
+def _place_in(text: Any, index: int) -> str:
+    """Return the line and column of an index into a text."""
+    if not isinstance(text, str):
+        return ""
+    return f" (line {text.count(chr(10), 0, index) + 1}, column {index - text.rfind(chr(10), 0, index)})"
+
+
+def _fields_beside(kind: Any, path: Sequence[str | int]) -> set[str]:
+    """Return the fields that a body of type `kind` may have where the path ends."""
+    models = _models_in(kind)
+    for part in path[:-1]:
+        if not isinstance(part, int):
+            fields = (model.model_fields[part] for model in models if part in model.model_fields)
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return {name for model in models for name in model.model_fields}
+
+
+def _models_in(kind: Any) -> list[type[BaseModel]]:
+    """Return the models that a type is, or is made of."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for part in get_args(kind) for model in _models_in(part)]
 
 
 def _validator_message(detail: dict[str, Any]) -> str:

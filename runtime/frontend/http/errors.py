@@ -143,7 +143,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def invalid_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        message, param = explain_validation_error(error.errors(), error.body)
+        body_field = getattr(request.scope.get("route"), "body_field", None)
+        kind = None if body_field is None else body_field.field_info.annotation
+        message, param = explain_validation_error(error.errors(), error.body, kind)
         return error_response(400, message, param=param, code="invalid_value")
 
     async def admin_key_error(request: Request, error: Exception) -> Response:

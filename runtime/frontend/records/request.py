@@ -156,8 +156,13 @@ class RequestRecord:
             self.status = "lost" if outcomes & {"lost", "running"} else "done"
         self.entry.end()
 
+    def totals(self) -> tuple[TokenCounts, float | None]:
+        """Return the samples' tokens, and the seconds from the request's begin to its first token, if there was one."""
+        first = min((sample.first_text for sample in self.samples if sample.first_text is not None), default=None)
+        return total_of([sample.tokens for sample in self.samples]), None if first is None else first - self.entry.began
+
     def row(self, now: float) -> ProgramRow:
-        total = total_of([sample.tokens for sample in self.samples])
+        total, _ = self.totals()
         return ProgramRow(
             id=self.entry.id,
             seq=self.entry.seq,

@@ -59,7 +59,7 @@ class BodyRoute(APIRoute):
             raise
         except json.JSONDecodeError as error:
             detail = {"type": "json_invalid", "loc": ("body", error.pos), "msg": error.msg, "ctx": {"error": error.msg}}
-            raise RequestValidationError([detail]) from None
+            raise RequestValidationError([detail], body=error.doc) from None
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, "the body cannot be read") from error
         cancellation.check()

@@ -166,6 +166,8 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input_ids": [1 << 70]}, "input_ids[0]", "less than"),
     ({"input_ids": [-1]}, "input_ids[0]", "greater than"),
     ({"text": "a", "bogus": 1}, "bogus", "unknown parameter bogus"),
+    ({"text": "a", "return_logprobs": True}, "return_logprobs", "did you mean 'return_logprob'?"),
+    ({"text": "a", "sampling_params": {"temprature": 1}}, "sampling_params.temprature", "did you mean 'temperature'?"),
     ({"text": "a", "sampling_params": {"bogus": 1}}, "sampling_params.bogus", "sampling_params.bogus"),
     (
         {"text": ["a", "b"], "sampling_params": [{}, {"bogus": 1}]},
@@ -222,6 +224,17 @@ def test_a_wrong_body_is_a_400_that_names_the_parameter() -> None:
                     headers = {"content-type": "application/json"}
                     response = await client.post("/generate", content=json.dumps(sent), headers=headers)
                     check_error(response, 400, param, word)
+
+    run(main())
+
+
+def test_text_that_is_no_json_is_refused_with_its_place() -> None:
+    async def main() -> None:
+        async with served() as (_, client):
+            for filling in ("", "a" * 300_000):  # a small body, and one that a thread reads
+                content = '{"text": "a' + filling + '",\n "stream" true}'
+                response = await client.post("/generate", content=content, headers={"content-type": "application/json"})
+                check_error(response, 400, None, "(line 2, column 11)")
 
     run(main())
 

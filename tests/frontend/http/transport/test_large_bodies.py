@@ -303,7 +303,7 @@ LARGE_WRONG: list[tuple[str, bytes, str | None, str]] = [
     ("/v1/chat/completions", b'{"model": "fake", "messages": [%s5]}' % (b"[[]]," * 600_000), "messages", "more than"),
     ("/generate", b'{"text": "a", "bogus": "%s"}' % (b"a" * 300_000), "bogus", "unknown parameter"),
     ("/generate", b'{"text": "\\ud800%s"}' % (b"a" * 300_000), "text", "Unicode"),
-    ("/generate", b'{"text": "%s' % (b"a" * 300_000), None, "no JSON"),
+    ("/generate", b'{"text": "%s' % (b"a" * 300_000), None, "(line 1, column 10)"),
     ("/generate", b'{"text": "\xff%s"}' % (b"a" * 300_000), None, "utf-8"),
     ("/generate", b"[" * 300_000, None, "too deep"),
     ("/generate", b'{"text": %s}' % (b"1" * 300_000), None, "digits"),
