@@ -69,10 +69,10 @@ def check_arguments(
     """Raise TypeError, as a call would, for arguments that the function does not take or, unless `partial`, lacks."""
     try:
         (signature.bind_partial if partial else signature.bind)(None, *args, **kwargs)
-    except TypeError:
+    except TypeError as error:
         unknown = next((name for name in kwargs if name not in signature.parameters), None)
         if unknown is None:
-            raise
+            raise TypeError(str(error)) from None  # without the frames of inspect
         declared = list(signature.parameters)[1:]
         hint = did_you_mean(unknown, [*declared, *RUN_ARGUMENTS, *_BUDGETS, *RUN_OPTIONS])
         raise TypeError(f"got an unexpected keyword argument {unknown!r}{hint}") from None

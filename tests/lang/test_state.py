@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import traceback
 from typing import Any, Literal
 
 import pytest
@@ -229,8 +230,9 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_starts(frontend: 
     def program(s: ProgramState, a: int) -> None:
         s += str(a)
 
-    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+    with pytest.raises(TypeError, match="missing a required argument: 'a'") as raised:
         program.run()
+    assert "inspect.py" not in "".join(traceback.format_exception(raised.value))
     with pytest.raises(TypeError, match="unexpected keyword argument 'b'"):
         program.run(1, b=2)
     with pytest.raises(TypeError):
