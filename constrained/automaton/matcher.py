@@ -211,9 +211,10 @@ class Matcher:
         self._follow(at, data)
         return True
 
-    def accept_at_once(self, token: int) -> bool | None:
-        """Accept a token as `accept`, unless that takes new states or another thread's end: then return None."""
-        with self._at_once() as is_free:
+    def accept_at_once(self, token: int, *, new_states: bool = False) -> bool | None:
+        """Accept a token as `accept`, unless that takes another thread's end, or new states without `new_states`: then
+        return None."""
+        with self._at_once(new_states) as is_free:
             return self.accept(token) if is_free else None
         return None
 
@@ -312,14 +313,15 @@ class Matcher:
 
     # Preparation in another thread.
 
-    def is_ready(self, *, forced: bool) -> bool:
-        """Return True if the mask, and the forced text if `forced`, are known without new states or a wait.
+    def is_ready(self, *, forced: bool, new_states: bool = False) -> bool:
+        """Return True if the mask, and the forced text if `forced`, are known without a wait, and without new states
+        unless `new_states`.
 
         If text is forced, its mask need not be known.
         """
         if self._is_known(forced=forced):
             return True
-        with self._at_once() as is_free:
+        with self._at_once(new_states) as is_free:
             if is_free:
                 self.prepare(forced=forced)
                 return True
@@ -384,13 +386,14 @@ class Matcher:
         self._known_mask = at, walker.without_repeated(mask, at, *cells, self._names)
 
     @contextmanager
-    def _at_once(self) -> Iterator[bool]:
-        """Let no state be made in the body, which is left when one is needed; yield False if the lock is not free."""
+    def _at_once(self, new_states: bool) -> Iterator[bool]:
+        """Let no state be made in the body unless `new_states`: it is left when one is needed. Yield False if the lock
+        is not free."""
         walker, lock = self._walker, self._generation.lock
         if not lock.acquire(blocking=False):
             yield False
             return
-        walker.may_provide, self._is_at_once = False, True
+        walker.may_provide, self._is_at_once = new_states, not new_states
         try:
             with suppress(NotReadyError):
                 yield True

@@ -94,11 +94,11 @@ class PeerMatcher:
 
     # What takes long in a peer is not known before it is done, so nothing is left to another thread.
 
-    def accept_at_once(self, token: int) -> bool | None:
+    def accept_at_once(self, token: int, *, new_states: bool = False) -> bool | None:
         """Consume a token as `accept`."""
         return self.accept(token)
 
-    def is_ready(self, *, forced: bool) -> bool:
+    def is_ready(self, *, forced: bool, new_states: bool = False) -> bool:
         """Return True: all is computed when it is asked for."""
         return True
 

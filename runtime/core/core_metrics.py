@@ -117,9 +117,9 @@ class _TimedMatcher:
             self._times.observe(time.perf_counter() - start + self._prepared)
             self._prepared = 0.0
 
-    def is_ready(self, *, forced: bool) -> bool:
+    def is_ready(self, *, forced: bool, new_states: bool = False) -> bool:
         start = time.perf_counter()
-        is_ready = self._matcher.is_ready(forced=forced)
+        is_ready = self._matcher.is_ready(forced=forced, new_states=new_states)
         self._prepared += time.perf_counter() - start
         return is_ready
 

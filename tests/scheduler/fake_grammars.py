@@ -56,10 +56,10 @@ class FakeMatcher:
             data += text
         return data
 
-    def accept_at_once(self, token: int) -> bool | None:
+    def accept_at_once(self, token: int, *, new_states: bool = False) -> bool | None:
         return None if self.is_unlucky() else self.accept(token)
 
-    def is_ready(self, *, forced: bool) -> bool:
+    def is_ready(self, *, forced: bool, new_states: bool = False) -> bool:
         known = self.prepared is not None and self.prepared[0] == len(self.accepted) and self.prepared[1] >= forced
         return known or not self.is_unlucky()
 

@@ -146,8 +146,8 @@ def test_no_step_calls_what_may_wait_for_a_thread(
         finally:
             may_wait = False
 
-    def checked_is_ready(matcher: FakeMatcher, *, forced: bool) -> bool:
-        found = is_ready(matcher, forced=forced)
+    def checked_is_ready(matcher: FakeMatcher, *, forced: bool, new_states: bool = False) -> bool:
+        found = is_ready(matcher, forced=forced, new_states=new_states)
         if found and not (forced and matcher.forced()):  # a mask before forced text need not be known
             ready[matcher] = list(matcher.accepted)
         return bool(found)
@@ -159,7 +159,7 @@ def test_no_step_calls_what_may_wait_for_a_thread(
     rng = random.Random(seed)
     monkeypatch.setattr(FakeMatcher, "is_unlucky", lambda matcher: rng.random() < 0.2)
     monkeypatch.setattr(FakeMatcher, "accept", checked_accept)
-    monkeypatch.setattr(FakeMatcher, "accept_at_once", lambda *args: permitted(accept_at_once, *args))
+    monkeypatch.setattr(FakeMatcher, "accept_at_once", lambda *args, **flags: permitted(accept_at_once, *args, **flags))
     monkeypatch.setattr(FakeMatcher, "is_ready", checked_is_ready)
     monkeypatch.setattr(
         mask_preparation, "jump_forward", partial(permitted, mask_preparation.jump_forward)

@@ -15,7 +15,7 @@ from ..plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
 from ..request import Request
 from .lookahead import Lookahead
 from .ngram import NgramIndex
-from .prepared_draft import prepare_draft
+from .prepared_draft import StateBudget, prepare_draft
 from .speculation_policy import MAX_JUDGED_PROMPT, SpeculationPolicy, StepWork
 from .tree import DraftTree
 
@@ -32,7 +32,7 @@ class Drafting:
     `draft_spec`."""
 
     def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
-        """With `at_once`, tokens are dropped from drafts for which a grammar would have to compute new states."""
+        """With `at_once`, tokens are dropped from drafts for which a grammar would have to make too many new states."""
         self._source = config.speculative or "off"
         self.is_on = self._source != "off"  # there is a draft source, open or not
         self._in_engine = self._source in SOURCES_ON_DEVICE  # which draft for the next step
@@ -41,7 +41,7 @@ class Drafting:
         self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
         self._adaptive = config.speculative_adaptive
         self._vocab_size = vocab_size
-        self._at_once = at_once
+        self._budget = StateBudget() if at_once else None
         self._policy = SpeculationPolicy()
         self._suffixes = None
         if self._source == "suffix":
@@ -164,6 +164,8 @@ class Drafting:
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
         """Record a step's work and time."""
+        if self._budget is not None:
+            self._budget.earn(result.seconds)
         if not self._adaptive or self._source == "off":
             return
         if not plan.followed:
@@ -260,9 +262,7 @@ class Drafting:
         room = min(count, batch.num_free_slots(item))
         if room <= 0:
             return item
-        prepared = prepare_draft(
-            item.request, tree, num_tokens=room, vocab_size=self._vocab_size, at_once=self._at_once
-        )
+        prepared = prepare_draft(item.request, tree, num_tokens=room, vocab_size=self._vocab_size, budget=self._budget)
         if prepared is None:
             return item
         self._verified_drafts[item.request.rid] = prepared.tree

@@ -5,6 +5,7 @@ Dropping a node costs a chance of acceptance and nothing else: the token can sti
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from ....constrained.errors import GrammarError
@@ -13,6 +14,23 @@ from ..plan import DraftNode
 from ..request import Request
 from ..rows.sampling_inputs import random_bits, request_mask, token_mask
 from .tree import DraftTree
+
+STATES_SHARE = 0.1  # of a step's time, that drafts may take for new states of grammars
+MAX_BALANCE = 0.02  # seconds, saved up by steps that needed none
+
+
+@dataclass
+class StateBudget:
+    """Time in which steps make new states of grammars for their drafts.
+
+    What one mask takes is known when it is made: if it was more than was left, the next drafts pay for it.
+    """
+
+    balance: float = 0.002  # seconds
+
+    def earn(self, seconds: float) -> None:
+        """Note a step that took so long."""
+        self.balance = min(MAX_BALANCE, self.balance + STATES_SHARE * seconds)
 
 
 @dataclass(frozen=True)
@@ -24,12 +42,13 @@ class PreparedDraft:
 
 
 def prepare_draft(
-    request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int, at_once: bool
+    request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int, budget: StateBudget | None
 ) -> PreparedDraft | None:
     """Prepare at most `num_tokens` nodes of `tree`, the likeliest ones. Returns None if none are left.
 
     Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
-    follows them; with `at_once` also those for which the grammar would have to compute new states.
+    follows them; with a `budget` also those for which the grammar would have to make more new states than that allows,
+    or wait for a thread.
     """
     max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
     allowed = [
@@ -42,7 +61,10 @@ def prepare_draft(
         request_mask(request, vocab_size)  # cached now: the matcher forgets it when it follows the draft
     except RequestError:
         return None  # it fails when its row is built
-    masks = _node_masks(request, tree, vocab_size, at_once=at_once)
+    began = time.perf_counter()
+    masks = _node_masks(request, tree, vocab_size, budget)
+    if budget is not None and request.matcher is not None:
+        budget.balance -= time.perf_counter() - began
     tree = tree.only(sorted(masks))
     if not len(tree):
         return None
@@ -54,7 +76,9 @@ def prepare_draft(
     return PreparedDraft(tree, nodes)
 
 
-def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: bool) -> dict[int, bytes | None]:
+def _node_masks(
+    request: Request, tree: DraftTree, vocab_size: int, budget: StateBudget | None
+) -> dict[int, bytes | None]:
     """Mask of each node that the grammar and the token rules accept. The matcher's state is restored."""
     matcher = request.matcher
     rules, recent = request.rules, request.recent_output
@@ -65,12 +89,15 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: 
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
     masks: dict[int, bytes | None] = {}
+    end = 0.0 if budget is None else time.perf_counter() + budget.balance
 
     def accepts(token: int) -> bool:
         if matcher is None:
             return True
         try:
-            return bool(matcher.accept_at_once(token) if at_once else matcher.accept(token))
+            if budget is None:
+                return matcher.accept(token)
+            return bool(matcher.accept_at_once(token, new_states=time.perf_counter() < end))
         except GrammarError:
             return False  # too complex; plain decoding reports it if it gets there
 
@@ -80,7 +107,11 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: 
             if (rules is not None and not rules.allows(token, output)) or not accepts(token):
                 continue
             try:
-                if matcher is None or not at_once or matcher.is_ready(forced=False):
+                if (
+                    matcher is None
+                    or budget is None
+                    or matcher.is_ready(forced=False, new_states=time.perf_counter() < end)
+                ):
                     suppressed = request.stops.suppressed(request.num_output + depth)
                     after = [] if rules is None else [*output, token]
                     masks[node] = token_mask(matcher, suppressed, vocab_size, rules, after)

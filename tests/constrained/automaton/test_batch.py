@@ -133,11 +133,17 @@ def test_nothing_waits_for_another_thread_at_once() -> None:
     assert is_held.wait(30)
     assert matcher.accept_at_once(ord("a")) is None
     assert not matcher.is_ready(forced=False)
+    assert matcher.accept_at_once(ord("a"), new_states=True) is None
+    assert not matcher.is_ready(forced=False, new_states=True)
     prepare_together([matcher])
     assert not matcher.is_ready(forced=False)
     may_end.set()
     thread.join()
     assert not matcher.is_ready(forced=False), "the first state does not exist yet"
+    other = compile_constraint(Regex("[ab]+c"), shared_vocabulary()).matcher()
+    assert other.accept_at_once(ord("a")) is None
+    assert other.accept_at_once(ord("a"), new_states=True) is True
+    assert other.is_ready(forced=False, new_states=True)
     matcher.prepare(forced=False)
     assert matcher.is_ready(forced=False)
     assert matcher.accept_at_once(ord("a")) is True
