@@ -75,7 +75,7 @@ class RuleNode:
 
 
 Node = LiteralNode | CharNode | JoinNode | EitherNode | LoopNode | CaptureNode | RuleNode
-NOTHING = JoinNode(())
+EMPTY_NODE = JoinNode(())
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def either(parts: Iterable[Node]) -> Node:
 
 def maybe(part: Node) -> Node:
     """Return the node or the empty text, the node rather."""
-    return EitherNode((part, NOTHING))
+    return EitherNode((part, EMPTY_NODE))
 
 
 def loop(part: Node, least: int, most: int | None, *, lazy: bool = False, names: tuple[str, ...] = ()) -> Node:

@@ -20,7 +20,7 @@ from ..protocol.sampling import Constraint, TokenLogprob
 from ..scheduler.jump_forward import CONTEXT_TOKENS
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
 from ..scheduler.plan_log import LogEntry, LoggedMessage, LoggedPlan, LoggedResult, LoggedRetokenisation, LogHeader
-from ..scheduler.scheduler import Scheduler, make_cache
+from ..scheduler.scheduler import Scheduler, SchedulerCalls, make_cache
 
 
 @dataclass
@@ -138,18 +138,11 @@ class _ReplayScheduler:
         )
         self.scheduler = Scheduler(
             header.config,
-            cache=make_cache(
-                header.config,
-                num_pages=header.num_pages,
-                num_host_pages=header.num_host_pages,
-                page_size=header.page_size,
-                num_state_slots=header.num_state_slots,
-                windows=header.windows,
-            ),
+            cache=make_cache(header.config, header.cache_sizes()),
             vocabulary=vocabulary,
             grammars=self.grammars,
             context_length=header.context_length,
-            retokenise=self.retokeniser,
+            calls=SchedulerCalls(self.retokeniser),
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0

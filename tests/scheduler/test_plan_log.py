@@ -31,6 +31,7 @@ from ramiform.runtime.scheduler.plan_log import (
     PlanLog,
     read_log,
 )
+from ramiform.runtime.scheduler.scheduler import CacheSizes
 from ramiform.tests.fuzzing import fuzz, mutated_bytes
 
 from .fake_model import VOCABULARY
@@ -89,7 +90,7 @@ def logged_run(
     )
     ahead = draw.choice([True, False])
     file = io.BytesIO()
-    header = LogHeader.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
+    header = LogHeader.of(runtime.config, VOCABULARY, CacheSizes(**shape, page_size=4), context_length=200)
     log = PlanLog(header, file, max_bytes=max_bytes)
     runtime.retokenise = log.retokenise(runtime.retokenise)
     logging = LoggingScheduler(runtime.scheduler, log)

@@ -22,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from ....kernels import KvCache
 from ...models.config import ModelConfig
-from ...models.decoder import Decoder, DecoderInputs
+from ...models.decoder import Decoder
+from ...models.decoder_inputs import DecoderInputs
 from ...models.errors import CheckpointError
 from ...models.gguf.file import is_gguf
 from ...models.linear import DenseLinear, Destination, Linear
