@@ -136,7 +136,7 @@ def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
         content = msgspec.json.decode(file.read_bytes(), type=_RangesFile)
     except OSError as error:
         raise CheckpointError(file, f"not readable: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # also of bad UTF-8
         raise CheckpointError(file, f"not what `ramiform calibrate-kv` writes: {error}") from None
     for name, rows in (("k_absmax", content.k_absmax), ("v_absmax", content.v_absmax)):
         if len(rows) != config.num_kv_layers or any(len(row) != config.num_kv_heads for row in rows):

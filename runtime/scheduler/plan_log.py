@@ -204,7 +204,7 @@ def read_log(lines: Iterable[bytes]) -> Iterator[LogEntry]:
             break  # the process ended while writing
         try:
             entry = decoder.decode(line)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, as that of bad UTF-8 is
             raise RequestError(f"line {number} is no entry of a plan log: {error}", param="file") from None
         if isinstance(entry, LogHeader) != (number == 1):
             raise RequestError("the file does not begin with a plan log's header", param="file")

@@ -183,8 +183,9 @@ def test_a_cut_line_ends_the_log_and_anything_else_is_refused() -> None:
     assert len(list(read_log([*lines[:-1], lines[-1][:10]]))) == len(lines) - 1
     with pytest.raises(RequestError, match="does not begin"):
         list(read_log(lines[1:]))
-    with pytest.raises(RequestError, match="line 2"):
-        list(read_log([lines[0], b'{"type": "nonsense"}\n']))
+    for line in (b'{"type": "nonsense"}\n', b'{"type": "plan", "settled": ["\xff"]}\n'):
+        with pytest.raises(RequestError, match="line 2"):
+            list(read_log([lines[0], line]))
     with pytest.raises(RequestError, match="line 1"):
         list(read_log([b"hello\n"]))
     with pytest.raises(RequestError, match="empty"):
