@@ -103,7 +103,7 @@ class PrefixCache:
         return self.num_pages * self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
-        """Number of pages that hold `num_tokens` tokens."""
+        """Return the number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
@@ -317,7 +317,8 @@ class PrefixCache:
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
 
     def _continued_owners(self, found: PrefixMatch) -> list[Hashable]:
-        """Owners of soft pins that end near the end of the match: the tokens continue theirs, at least half of them."""
+        """Return the owners of soft pins that end near the end of the match: the tokens continue theirs, at least half
+        of them."""
         if not self._respects_soft_pins:
             return []
         num_above = sum(node.num_tokens for node in found.nodes)
@@ -342,7 +343,8 @@ class PrefixCache:
         self.tiers.device.free(lease.pages[num_published:])
 
     def _num_pages_needed(self, found: PrefixMatch, num_tokens: int, spare: SparePages) -> int | None:
-        """Number of device pages that a lease needs beyond those matched there; None if they are not available."""
+        """Return the number of device pages that a lease needs beyond those matched there; None if they are not
+        available."""
         num_on_host, num_unpinned = found.count_pages()
         num_matched = found.num_tokens // self.page_size
         num_needed = self.pages_for(max(num_tokens, found.num_tokens)) - num_matched + num_on_host

@@ -1,4 +1,4 @@
-"""One sequence's hold on its pages."""
+"""Leases: the pages that sequences hold, and the values that `PrefixCache.acquire` takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_SPARE_PAGES = SparePages()
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One sequence's hold on its pages, from `PrefixCache.acquire` to `release`.
+    """Pages that a sequence holds, from `PrefixCache.acquire` to `release`.
 
     `pages` is the page table: position p lives in page `pages[p // page_size]`.
     """

@@ -79,7 +79,7 @@ def _to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch
 
 
 def _to_host(tensors: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-    """Every value is one: a draft is accepted whole."""
+    """Return ones in place of values: a draft is accepted whole."""
     counts["copies"] += len(tensors)
     arrays = [np.ones(tensor.shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype) for tensor in tensors]
     return lambda: arrays

@@ -154,7 +154,7 @@ class Bench:
         }
 
     def run(self, task: Task, order: PropertyOrder, jumps: bool, batch: int) -> Figures:
-        """The task, for `batch` prompts at once, on an empty cache."""
+        """Run the task, for `batch` prompts at once, on an empty cache."""
         scheduler = self._schedulers[order, jumps]
         scheduler.handle(FlushCache(0), time.monotonic(), b"")
         forced_before = scheduler.stats().num_forced_tokens

@@ -26,7 +26,7 @@ class LiteralNode:
 
 @dataclass(frozen=True, slots=True)
 class CharNode:
-    """One character of the ranges."""
+    """Matches one character of the ranges."""
 
     ranges: Ranges
 
@@ -40,7 +40,7 @@ class JoinNode:
 
 @dataclass(frozen=True, slots=True)
 class EitherNode:
-    """One of the nodes, an earlier one rather than a later one."""
+    """Matches one of the nodes, an earlier one rather than a later one."""
 
     parts: tuple[Node, ...]
 

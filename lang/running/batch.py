@@ -28,7 +28,7 @@ ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits fo
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How programs run and what becomes of their errors, as `Program.run_batch` says.
+    """Options of a batch: how its programs run and what becomes of their errors, as `Program.run_batch` says.
 
     `in_order`: errors are raised in their place, not at the end. `in_threads`: each program takes a thread. `width` is
     the number of requests that one may make at once. Raises RequestError for a wrong `num_threads`.

@@ -32,7 +32,7 @@ PROMPT = CallRecord("", {}, "")
 
 
 class _Source(NamedTuple):
-    """Where an argument's value came from: a place in the earlier call's result or arguments, or always the same."""
+    """Origin of an argument's value: a place in the earlier call's result or arguments, or a constant."""
 
     kind: Literal["result", "argument", "constant"]
     place: str  # a JSON path; of a constant its JSON text

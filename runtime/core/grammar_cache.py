@@ -96,7 +96,7 @@ class GrammarCache:
         self._lock = Lock()
 
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
-        """Future of the compiled grammar. Do not cancel it: others may wait for it too.
+        """Return the future of the compiled grammar. Do not cancel it: others may wait for it too.
 
         Its exception is a RequestError (param: the kind of constraint, code "invalid_grammar") that names the fault.
         """

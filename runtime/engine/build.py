@@ -134,7 +134,7 @@ def build_engine(
 
 @dataclass(frozen=True)
 class _Resolved:
-    """What settings, checkpoint and device decide together, before the weights are loaded."""
+    """Choices that settings, checkpoint and device make together, before the weights are loaded."""
 
     group: Group
     device: torch.device

@@ -125,7 +125,7 @@ class ForwardEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where `read_pages` returns pages."""
+        """Device on which `read_pages` returns pages."""
         return self._runner.model.device
 
     @property

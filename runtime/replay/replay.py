@@ -258,7 +258,7 @@ class _LoggedResults:
         )
 
     def result_of(self, row: Row) -> RowResult:
-        """Result of a row. Unknown values are made up: that request has been aborted."""
+        """Return the result of a row. Unknown values are made up: that request has been aborted."""
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
         pooled = None if row.pool_from is None else bytes(self._sizes.get(row.rid, 0))
         if row.sample is None:

@@ -65,7 +65,7 @@ class PrefillBudget:
         self._num_left_for_long = num_left - reserve
 
     def offer(self, num_uncomputed: int) -> int:
-        """Number of tokens that a prompt with `num_uncomputed` tokens to go may have."""
+        """Return the number of tokens that a prompt with `num_uncomputed` tokens to go may have."""
         if num_uncomputed > self._num_prompt:
             return self._num_left_for_long
         return min(num_uncomputed, self.num_left)
@@ -231,7 +231,7 @@ class Batch:
         return extended
 
     def num_free_slots(self, item: ScheduledRequest) -> int:
-        """Number of slots that the share could have for draft tokens without retracting a request."""
+        """Return the number of slots that the share could have for draft tokens without retracting a request."""
         lease = item.request.lease
         assert lease is not None
         num_available = self._cache.num_available * self._cache.page_size
@@ -304,7 +304,7 @@ class Batch:
         return RowState(lease.states.slot, saves)
 
     def _kept_states(self, request: Request, first: int, end: int) -> dict[int, bool]:
-        """Positions in (first, end] at which a state is kept, and whether as a strong one."""
+        """Return the positions in (first, end] at which a state is kept, and whether as a strong one."""
         assert request.lease is not None
         if not self._cache.enabled or request.lease.states is None:
             return {}

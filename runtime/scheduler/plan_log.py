@@ -64,7 +64,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         return CacheSizes(*(getattr(self, name) for name in CacheSizes._fields))
 
     def vocabulary(self) -> VocabularyInfo:
-        """The vocabulary facts that the header holds."""
+        """Return the vocabulary facts that the header holds."""
         decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
         return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids))
 

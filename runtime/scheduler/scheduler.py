@@ -220,7 +220,8 @@ class Scheduler:
         return plan
 
     def answers(self) -> list[FromCore]:
-        """Answers that the last `plan` found without computing: failed grammars, prompts that are cached whole."""
+        """Return the answers that the last `plan` found without computing: failed grammars, prompts that are cached
+        whole."""
         answers, self._answers = self._answers, []
         return answers
 
@@ -250,7 +251,7 @@ class Scheduler:
         return sampling
 
     def num_computed(self, rid: str) -> int:
-        """Number of tokens of a running request whose KV is there; 0 of others."""
+        """Return the number of tokens of a running request whose KV is there; 0 of others."""
         request = self._requests.get(rid)
         return 0 if request is None or request.lease is None else request.num_computed
 

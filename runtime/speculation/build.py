@@ -181,7 +181,7 @@ def _rope_depends_on_length(config: CoreConfig, path: Path) -> bool:
 
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
-    """True if a pass of the model costs no more than the operator calls of drafting."""
+    """Return True if a pass of the model costs no more than the operator calls of drafting."""
     return (
         choose_device(config.device).type == "cpu"
         and num_parameters(read_config(path, config.model_impl)) < _CHEAP_PARAMETERS

@@ -118,7 +118,7 @@ class _Client:
             self._recorder.ended(program, states)
 
     def _program_name(self, program: int) -> str:
-        """The program's name for the core, where programs of all clients meet."""
+        """Return the program's name for the core, where programs of all clients meet."""
         return f"{self._name}:{program}"
 
 

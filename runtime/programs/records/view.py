@@ -68,7 +68,7 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramView(ProgramRow, frozen=True, kw_only=True):
-    """All that is recorded of a program. `texts`: texts are in it; without them events have kinds, names and counts.
+    """Whole record of a program. `texts`: texts are in it; without them events have kinds, names and counts.
 
     `critical_path` are the spans, as (state, index of the span), that determined when the program ended.
     """

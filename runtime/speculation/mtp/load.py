@@ -88,7 +88,7 @@ class MtpLayout:
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """One layer: it joins the embedding of a token with the hidden state before it."""
+    """A layer of multi-token prediction: it joins the embedding of a token with the hidden state before it."""
 
     embedding_norm: Norm
     hidden_norm: Norm
