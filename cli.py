@@ -194,7 +194,7 @@ def trace(
     from .lang.tracing import trace as traces
 
     def show(shown: list[traces.Trace]) -> None:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.TREE_WIDTH)
         for one in shown:
             console.print(one.tree())
             if summary:

@@ -28,6 +28,8 @@ from ramiform.bench.harness import Only, Out, Repeat, Threads, cell, interleaved
 from ramiform.kernels.cpu import recurrence
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
+from ramiform.runtime.protocol.config import ModelImplName
 from ramiform.runtime.scheduler.plan import RowState
 
 NUM_PAGES = 400
@@ -113,14 +115,17 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 Run = Callable[[int], float]  # seconds, by the number of the round
 
 
-def random_checkpoint(config: Any, impls: Sequence[str]) -> tuple[transformers.PreTrainedModel, dict[str, Decoder]]:
+def random_checkpoint(
+    config: Any, impls: Sequence[ModelImplName]
+) -> tuple[transformers.PreTrainedModel, dict[str, Decoder]]:
     """Make a random checkpoint: transformers' model, and the runtime's by implementation."""
     torch.manual_seed(0)
     theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         cpu: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
-        return theirs, {impl: load_model(Path(folder), impl=impl, **cpu) for impl in impls}
+        path = Path(folder)
+        return theirs, {impl: load_model(path, read_config(path, impl), **cpu) for impl in impls}
 
 
 def native_step(model: Decoder, step: list[Any]) -> Run:

@@ -27,15 +27,15 @@ from .reference.attention_layout import AttentionLayout, attention_layout
 from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
-from .reference.quantise import INT4, QUANTISED_MAX, stored_size
+from .reference.quantise import PACKED_INT4, QUANTISED_MAX, stored_size
 from .reference.sampling import SAMPLING_DTYPES, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
 from .reference.streaming import StreamingAttention, StreamingSizes
 from .reference.trees import compact_kv, walk_trees
 from .transfer import Deferred, to_buffer, to_device, to_host
 
 __all__ = [
-    "INT4",
     "NOT_FINITE",
+    "PACKED_INT4",
     "QUANTISED_MAX",
     "SAMPLING_DTYPES",
     "Attention",

@@ -23,8 +23,8 @@ KeyRope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tenso
 
 
 class RowSpan(NamedTuple):
-    """One row: `num_tokens` queries, whose KV has the places [first_position, first_position + num_tokens) of its page
-    table.
+    """Queries of a row: `num_tokens` queries, whose KV has the places [first_position, first_position + num_tokens) of
+    its page table.
 
     A place is a position, except for the last `len(tree)` queries, the nodes of a draft tree: node i is the child of
     node `tree[i]`, or of the last query before the tree when that is -1. A node sees what that query sees, its

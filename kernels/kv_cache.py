@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .reference.quantise import INT4, SCALE_BYTES
+from .reference.quantise import PACKED_INT4, SCALE_BYTES
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class KvCache:
     def head_dim(self) -> int:
         """D, whatever the format."""
         size = self.k_SKD.shape[2]
-        return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == INT4 else size
+        return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == PACKED_INT4 else size
 
     @property
     def value_dim(self) -> int:

@@ -15,7 +15,7 @@ BLOCK_TOKENS = 16  # of one adapter that a program of Triton's kernels computes
 
 
 class LowRank(NamedTuple):
-    """One adapter's part of one product. The scale is in B; a section without an adapter has zeros."""
+    """The two matrices of an adapter for one product. The scale is in B; a section without an adapter has zeros."""
 
     a_SRC: torch.Tensor  # [S * R, C]
     b_RO: torch.Tensor  # [R, O]; the columns of section s multiply rows [s * R, (s + 1) * R) of A x

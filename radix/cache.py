@@ -12,7 +12,7 @@ from itertools import islice
 from .child_index import ParentNode
 from .events import CacheEvent, EventLog
 from .eviction.strategies import STRATEGIES, EvictionStrategy
-from .lease import Lease
+from .lease import NO_SPARE_PAGES, NO_USER, Lease, LeaseUser, SparePages
 from .packed_tokens import common_prefix_length, pack
 from .reuse_forecast import ReuseForecast
 from .state_slots import StateSlots
@@ -103,7 +103,7 @@ class PrefixCache:
         return self.num_pages * self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
-        """Number of pages that hold `num_tokens` tokens."""
+        """Return the number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
@@ -117,26 +117,23 @@ class PrefixCache:
         *,
         limit: int | None = None,
         num_tokens: int = 0,
-        spare: int = 0,
-        window_spare: int = 0,
-        priority: int = 0,
-        program_id: str | None = None,
+        spare: SparePages = NO_SPARE_PAGES,
+        user: LeaseUser = NO_USER,
         counted: bool = True,
     ) -> Lease | None:
         """Pin the longest cached prefix of `tokens[:limit]`, and allocate pages for `num_tokens` tokens in all.
 
         Where the prefix ends inside a cached page, that part is copied to a page of the lease's own; host pages are
         copied to the device (see `take_copies`). Returns None, with nothing changed, if the pages are not available or
-        fewer than `spare` pages or `window_spare` window pages would be left. `priority` and `program_id` (the
-        requesting program) feed the strategies of those names. Without `counted`, the statistics of hits do not change.
+        fewer than `spare` pages would be left. Without `counted`, the statistics of hits do not change.
         """
         cached = self._match_pages(tokens, namespace, limit)
         found = self._reusable(cached)
-        num_needed = self._num_pages_needed(found, num_tokens, spare, window_spare)
+        num_needed = self._num_pages_needed(found, num_tokens, spare)
         while num_needed is None and found.num_boundary_tokens:
             # Give up the partial match: the page it would be copied from can then be evicted.
             found = self._reusable(found.whole_pages())
-            num_needed = self._num_pages_needed(found, num_tokens, spare, window_spare)
+            num_needed = self._num_pages_needed(found, num_tokens, spare)
         if num_needed is None or (self.states is not None and not self.states.num_available):
             return None
         if counted:
@@ -144,9 +141,7 @@ class PrefixCache:
             self.stats.num_hit_tokens += found.num_tokens
             self.stats.num_host_hit_tokens += found.num_host_tokens if self.num_host_pages else 0
         boundary = found.boundary
-        lease = Lease(
-            namespace, program_id, priority, found.num_tokens, [], None, 0, continues=self._continued_owners(found)
-        )
+        lease = Lease(namespace, user, found.num_tokens, [], None, 0, continues=self._continued_owners(found))
         if self.states is not None:
             lease.states = self.states.begin(namespace, found, cached.num_tokens)
         self._pin(lease, found)
@@ -322,7 +317,8 @@ class PrefixCache:
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
 
     def _continued_owners(self, found: PrefixMatch) -> list[Hashable]:
-        """Owners of soft pins that end near the end of the match: the tokens continue theirs, at least half of them."""
+        """Return the owners of soft pins that end near the end of the match: the tokens continue theirs, at least half
+        of them."""
         if not self._respects_soft_pins:
             return []
         num_above = sum(node.num_tokens for node in found.nodes)
@@ -346,15 +342,16 @@ class PrefixCache:
             self.windows.end(lease, num_published)
         self.tiers.device.free(lease.pages[num_published:])
 
-    def _num_pages_needed(self, found: PrefixMatch, num_tokens: int, spare: int, window_spare: int) -> int | None:
-        """Number of device pages that a lease needs beyond those matched there; None if they are not available."""
+    def _num_pages_needed(self, found: PrefixMatch, num_tokens: int, spare: SparePages) -> int | None:
+        """Return the number of device pages that a lease needs beyond those matched there; None if they are not
+        available."""
         num_on_host, num_unpinned = found.count_pages()
         num_matched = found.num_tokens // self.page_size
         num_needed = self.pages_for(max(num_tokens, found.num_tokens)) - num_matched + num_on_host
         num_available = self.tiers.num_available - num_unpinned
-        if num_needed + spare > num_available:
+        if num_needed + spare.pages > num_available:
             return None
-        if self.windows is not None and not self.windows.fits(found, num_needed + window_spare):
+        if self.windows is not None and not self.windows.fits(found, num_needed + spare.window_pages):
             return None
         if found.boundary is not None and not self.tiers.device.num_free:
             # The boundary page cannot be evicted to make room for its own copy.
@@ -374,7 +371,7 @@ class PrefixCache:
         self.tree.pin(nodes[-1])
         for node in nodes:
             node.num_hits += 1
-            node.note_use(lease.program_id, lease.priority)
+            node.note_use(*lease.user)
         if self.tree.changed is not None:
             self.tree.changed.update(nodes)
         lease.node = nodes[-1]
@@ -439,7 +436,7 @@ class PrefixCache:
                 self.windows.adopt(lease, at, node.pages)
             self.tiers.device.free(own)
             lease.pages[at : at + num_pages] = node.pages
-        node.note_use(lease.program_id, lease.priority)
+        node.note_use(*lease.user)
         if self.tree.changed is not None:
             self.tree.changed.add(node)
         self._pin_instead(lease, node)
@@ -462,8 +459,7 @@ class PrefixCache:
         start = lease.num_published
         pages = lease.pages[start // self.page_size : self.pages_for(len(tokens))]
         leaf = self.tree.insert(branch, pack(tokens[start:]), pages)
-        leaf.program_id = lease.program_id
-        leaf.priority = lease.priority
+        leaf.program_id, leaf.priority = lease.user
         self._pin_instead(lease, leaf)
         lease.leaf = leaf
         lease.num_published = len(tokens)

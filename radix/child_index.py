@@ -102,7 +102,7 @@ class ParentNode(Generic[ChildT]):
         return self.first_key_from(key + b"\0")
 
     def keys(self) -> list[bytes]:
-        """All keys, in order."""
+        """Return all keys, in order."""
         return [key for chunk in self._chunks for key in chunk]
 
     def _chunk_of(self, key: bytes) -> int:

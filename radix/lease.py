@@ -1,17 +1,38 @@
-"""One sequence's hold on its pages."""
+"""Leases: the pages that sequences hold, and the values that `PrefixCache.acquire` takes."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .state_slots import LeaseStates
 from .tree import TreeNode
 
 
+class LeaseUser(NamedTuple):
+    """Requester of a lease, for the strategies `program` and `priority`."""
+
+    program_id: str | None = None  # None: it belongs to no program
+    priority: int = 0
+
+
+NO_USER = LeaseUser()
+
+
+class SparePages(NamedTuple):
+    """Pages that a new lease has to leave for others."""
+
+    pages: int = 0
+    window_pages: int = 0
+
+
+NO_SPARE_PAGES = SparePages()
+
+
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One sequence's hold on its pages, from `PrefixCache.acquire` to `release`.
+    """Pages that a sequence holds, from `PrefixCache.acquire` to `release`.
 
     `pages` is the page table: position p lives in page `pages[p // page_size]`.
     """
@@ -19,8 +40,7 @@ class Lease:
     # [0, num_published)    in the tree, pinned through `node`, the deepest; an unfinished page is the lease's own
     # [num_published, end)  the lease's alone
     namespace: str
-    program_id: str | None
-    priority: int
+    user: LeaseUser
     matched: int  # tokens at the start whose KV was cached, counting what the pending copies bring
     pages: list[int]
     node: TreeNode | None

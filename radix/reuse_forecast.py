@@ -71,7 +71,7 @@ class _KindOfWait:
         self._returns[_bucket(end)] += returned
 
     def rate(self, seconds: float) -> float:
-        """Expected returns per second, after a wait of `seconds`. Never grows with them."""
+        """Return the expected returns per second, after a wait of `seconds`. Never grows with them."""
         if self._rates is None:
             self._rates = self._falling_rates()
         bucket = _bucket(seconds)
@@ -80,7 +80,7 @@ class _KindOfWait:
         return rate + (following - rate) * share
 
     def expected_returns(self, seconds: float) -> float:
-        """Returns that ordinary owners have in a wait of that length, if it goes on after each."""
+        """Return the returns that ordinary owners have in a wait of that length, if it goes on after each."""
         expected = 0.0
         for bucket in range(_bucket(seconds) + 1):
             begin, end = _STARTS[bucket], _STARTS[bucket + 1]
@@ -168,11 +168,11 @@ class ReuseForecast:
         return owner in self._waits
 
     def wait(self, owner: Hashable) -> Wait:
-        """The owner's wait, or one that began at time 0."""
+        """Return the owner's wait, or one that began at time 0."""
         return self._waits.get(owner, _UNKNOWN)
 
     def rate(self, group: WaitGroup, since: float) -> float:
-        """Expected returns per second of an owner of `group` that has waited since then."""
+        """Return the expected returns per second of an owner of `group` that has waited since then."""
         kind = self._kinds.get(group.kind)
         rate = 1 / (2 * PRIOR_SECONDS) if kind is None else kind.rate(max(0.0, self.now - since))
         return rate * math.exp2(group.level / LEVELS_PER_OCTAVE)

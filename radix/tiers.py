@@ -106,7 +106,7 @@ class SoftPins:
         node.soft_pins = None
 
     def nodes_of(self, owner: Hashable) -> frozenset[TreeNode]:
-        """The nodes on which the owner's soft pin is noted."""
+        """Return the nodes on which the owner's soft pin is noted."""
         return frozenset(self._nodes.get(owner, ()))
 
     def owners(self) -> list[Hashable]:

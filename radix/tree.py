@@ -156,12 +156,12 @@ class PrefixMatch(NamedTuple):
         return num_on_host, num_unpinned
 
     def whole_pages(self) -> PrefixMatch:
-        """The match without the tokens after its last whole page."""
+        """Return the match without the tokens after its last whole page."""
         return self._replace(num_boundary_tokens=0, num_tokens=self.num_tokens - self.num_boundary_tokens)
 
     def first(self, num_tokens: int, page_size: int) -> PrefixMatch:
-        """The match of the first `num_tokens` tokens, in the same nodes. A new match might end in a sibling that shares
-        as many tokens of its first page."""
+        """Return the match of the first `num_tokens` tokens, in the same nodes. A new match might end in a sibling that
+        shares as many tokens of its first page."""
         assert num_tokens <= self.num_tokens
         num_above, nodes = 0, list[TreeNode]()
         for node in self.nodes if self.last is None else (*self.nodes, self.last):
@@ -192,11 +192,11 @@ class RadixTree:
         return list(self._roots.values())
 
     def nodes(self) -> Iterator[TreeNode]:
-        """All nodes, parents before their children."""
+        """Return all nodes, parents before their children."""
         return self.below(*self._roots.values())
 
     def below(self, *branches: ParentNode[TreeNode]) -> Iterator[TreeNode]:
-        """The nodes below some branches, parents before their children."""
+        """Return the nodes below some branches, parents before their children."""
         stack = list(branches)
         while stack:
             children = stack.pop().children.values()
@@ -214,7 +214,7 @@ class RadixTree:
         return above.namespace, unpack(b"".join(reversed(runs)))
 
     def root(self, namespace: str) -> TreeRoot:
-        """The root of a namespace. It is in the tree as long as it has children."""
+        """Return the root of a namespace. It is in the tree as long as it has children."""
         return self._roots.get(namespace) or TreeRoot(namespace)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
@@ -251,7 +251,8 @@ class RadixTree:
             at = stop
 
     def covered_leaves(self, branch: ParentNode[TreeNode], key: bytes) -> list[TreeNode]:
-        """Unpinned leaves whose own keys are proper prefixes of `key`: they hold nothing that the new page does not."""
+        """Return the unpinned leaves whose own keys are proper prefixes of `key`: they hold nothing that the new page
+        does not."""
         found = []
         before = branch.last_key_before(key)
         while before is not None and key.startswith(before):
@@ -262,7 +263,8 @@ class RadixTree:
         return found
 
     def is_covered(self, node: TreeNode) -> bool:
-        """True if a sibling's key starts with the node's whole key. In sorted order such a sibling comes next."""
+        """Return True if a sibling's key starts with the node's whole key. In sorted order such a sibling comes
+        next."""
         if len(node.key) == self._page_bytes:
             return False
         following = node.parent.first_key_after(node.key)

@@ -52,7 +52,7 @@ _RUNTIME_ENDED = ErrorInfo.of(RuntimeFailed("the runtime has ended"))
 
 @dataclass(frozen=True)
 class _Calls(Generic[B]):
-    """What one call of an Engine asks: the prompt or the prompts, and the route's answers to the bodies of them.
+    """A call of an Engine: the prompt or the prompts, and the route's answers to their bodies.
 
     `make` builds the body of a prompt, of its number, and of whether its answer is a stream.
     """

@@ -123,7 +123,7 @@ def _share_in_common(mine: Run, other: Run) -> float:
 
 
 def row(case: str, rounds: Sequence[dict[str, Run]], same: str, bound: float | None) -> dict[str, Any]:
-    """Medians of seconds, and medians of the rounds' ratios; above 1 the language is faster.
+    """Return the medians of seconds, and those of the rounds' ratios; above 1 the language is faster.
 
     `bound` is the least time for the model's arithmetic, in seconds.
     """
@@ -148,7 +148,7 @@ def row(case: str, rounds: Sequence[dict[str, Run]], same: str, bound: float | N
 
 
 def cost_row(case: str, rounds: Sequence[dict[str, Run]]) -> dict[str, Any]:
-    """Processor milliseconds for each generated token, of the server and of the client."""
+    """Return the processor milliseconds for each generated token, of the server and of the client."""
     calls, given, got = rounds[0][LANGUAGE].counts
     result: dict[str, Any] = {"program, at once, shared": case, "gens": calls, "prompt tok": given, "output tok": got}
     for name in rounds[0]:

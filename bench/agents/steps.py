@@ -1,4 +1,4 @@
-"""Where the time of agents' programs goes, step by step, and the least that this machine's limits would allow.
+"""Times of the steps of agents' programs, beside the least that this machine's limits would allow.
 
     python -P bench/agents/steps.py [MODEL] [--agents judge,react] [--at-once 16] [--shared 200,1000] [--out FILE.md]
 

@@ -68,7 +68,7 @@ VALID = {
 
 @dataclass(frozen=True)
 class Counts:
-    """What one run of a program cost. `calls` is None where no requests were sent over HTTP."""
+    """Cost of one run of a program. `calls` is None where no requests were sent over HTTP."""
 
     calls: int | None
     bytes_sent: int
@@ -79,7 +79,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program printed as JSON; None if it failed, with the last line of its error."""
+    """Value that a program printed as JSON; None if it failed, with the last line of its error."""
 
     value: Any
     error: str
@@ -166,7 +166,7 @@ def version(python: str, framework: str) -> str:
 
 
 def row(framework: str, program: str, runs: list[tuple[Answer, Counts]]) -> dict[str, Any]:
-    """Medians over the rounds of one program."""
+    """Return the medians over the rounds of one program."""
 
     def median(values: list[int]) -> int:
         return round(statistics.median(values))

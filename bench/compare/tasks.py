@@ -1,4 +1,4 @@
-"""What every framework's program is asked, and the answer that counts as right."""
+"""Tasks of every framework's program, and the answers that count as right."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from ramiform.runtime.engine.kv_pool import KvPool
-from ramiform.runtime.engine.paths.step_graphs import CudaCapture, StepGraphs
 from ramiform.runtime.models.config import ModelConfig, parse_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations
@@ -85,21 +83,6 @@ def dummy_model(
         for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
             linear.finish()
         return Decoder(config, parameters, ops)
-
-
-def graphs_of(
-    model: Decoder, pool: KvPool, capture: Any, *, max_running: int, num_places: int, max_tokens: int
-) -> StepGraphs:
-    """Make graphs of the model's steps, captured by `capture` if it is not None, else by CUDA."""
-    return StepGraphs(
-        model,
-        pool.layers,
-        max_rows=max_running,
-        num_places=num_places,
-        captures=(),
-        capture=capture or CudaCapture(),
-        max_tokens=max_tokens,
-    )
 
 
 def decode_plans(num_rows: int, keys: int, *, temperature: float = 0.0) -> Iterator[tuple[ForwardPlan, SamplingPlan]]:

@@ -22,13 +22,15 @@ import torch
 import typer
 
 from ramiform.bench.gpu import kernels
-from ramiform.bench.gpu.dummy_models import config_of, decode_plans, dummy_model, graphs_of, pages_of_row
+from ramiform.bench.gpu.dummy_models import config_of, decode_plans, dummy_model, pages_of_row
 from ramiform.bench.gpu.measurements import Hour, Measurement
 from ramiform.bench.harness import Only, cell, matrix, timed
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+from ramiform.runtime.engine.paths import EngineParts
+from ramiform.runtime.engine.paths.step_graphs import LargestStep, StepGraphs
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, Sample
 from ramiform.tools.planner.memory import read_bytes
@@ -79,10 +81,10 @@ def correctness(hour: Hour) -> Measurement:
         pool = KvPool(KvMemory(config, 64, device=hour.device, dtype=torch.float32))
         made = None
         if way == "graphs":
-            made = graphs_of(model, pool, hour.capture, max_running=4, num_places=256, max_tokens=32)
+            made = StepGraphs(model, pool, LargestStep(4, num_places=256, max_tokens=32), hour.capture)
             with torch.inference_mode():
                 made.capture_all()
-        engine = ForwardEngine(model, pool, graphs=made)
+        engine = ForwardEngine(EngineParts(model, pool, graphs=made))
         results[way] = [[result.tokens for result in engine.run(plan).rows] for plan in steps]
     for way in ("kernels", "graphs"):
         pairs = list(zip(results[way], results["plain torch"], strict=True))

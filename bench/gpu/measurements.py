@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from ramiform.bench.gpu.dummy_models import config_of, dummy_model, graphs_of, pages_of_row
+from ramiform.bench.gpu.dummy_models import config_of, dummy_model, pages_of_row
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
-from ramiform.runtime.engine.paths.step_graphs import StepGraphs
+from ramiform.runtime.engine.paths import EngineParts
+from ramiform.runtime.engine.paths.step_graphs import CudaCapture, LargestStep, StepGraphs
 from ramiform.runtime.models.stored.kv_scales import KvScales
 
 Measurement = Iterator[dict[str, Any]]
@@ -42,8 +43,8 @@ class Hour:
 
     @property
     def capture(self) -> Any:
-        """Return what captures graphs on a device without them: its replay is the forward itself. None: CUDA does."""
-        return None if self.device.type == "cuda" else lambda forward: forward
+        """Return what captures graphs: CUDA, or on a device without them a replay of the forward itself."""
+        return CudaCapture() if self.device.type == "cuda" else lambda forward: forward
 
     def run(self, name: str, measure: Callable[[], Measurement]) -> None:
         """Run a measurement, and write its lines as they come."""
@@ -112,9 +113,10 @@ class Hour:
             memory.view(torch.uint8).zero_()
         made = None
         if graphs and StepGraphs.supports(model, pool.layers):
-            sizes = {"max_running": max_running, "num_places": context_length, "max_tokens": 16 if self.dry else 256}
-            made = graphs_of(model, pool, self.capture, **sizes)
-        engine = ForwardEngine(model, pool, context_length=context_length, max_running=max_running, graphs=made)
+            largest = LargestStep(max_running, context_length, max_tokens=16 if self.dry else 256)
+            made = StepGraphs(model, pool, largest, self.capture)
+        parts = EngineParts(model, pool, graphs=made)
+        engine = ForwardEngine(parts, context_length=context_length, max_running=max_running)
         if self.device.type == "cuda":
             engine.warm_up()
         elif made is not None:

@@ -22,12 +22,14 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
-from ramiform.bench.gpu.dummy_models import decode_plans, graphs_of
+from ramiform.bench.gpu.dummy_models import decode_plans
 from ramiform.kernels import transfer
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
+from ramiform.runtime.engine.paths import EngineParts
+from ramiform.runtime.engine.paths.step_graphs import LargestStep, StepGraphs
 from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters
@@ -77,7 +79,7 @@ def _to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch
 
 
 def _to_host(tensors: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-    """Every value is one: a draft is accepted whole."""
+    """Return ones in place of values: a draft is accepted whole."""
     counts["copies"] += len(tensors)
     arrays = [np.ones(tensor.shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype) for tensor in tensors]
     return lambda: arrays
@@ -147,10 +149,10 @@ def mocked_engine(
         compile_kernels(model, kv_dtype)
         made = None
         if graphs:
-            sizes = {"max_running": max_running, "num_places": context_length, "max_tokens": max_tokens}
-            made = graphs_of(model, pool, mocked_capture, **sizes)
+            made = StepGraphs(model, pool, LargestStep(max_running, context_length, max_tokens), mocked_capture)
             made.capture_all()
-    return ForwardEngine(model, pool, context_length=context_length, max_running=max_running, graphs=made)
+    parts = EngineParts(model, pool, graphs=made)
+    return ForwardEngine(parts, context_length=context_length, max_running=max_running)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, Generate
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
+from ramiform.runtime.scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ramiform.runtime.tokenizer import load_tokenizer
 
 PROMPT = "Question: What do we know about Ada Brown, number {}, who lives in Paris and keeps two spiders?\nAnswer: "
@@ -154,7 +154,7 @@ class Bench:
         }
 
     def run(self, task: Task, order: PropertyOrder, jumps: bool, batch: int) -> Figures:
-        """The task, for `batch` prompts at once, on an empty cache."""
+        """Run the task, for `batch` prompts at once, on an empty cache."""
         scheduler = self._schedulers[order, jumps]
         scheduler.handle(FlushCache(0), time.monotonic(), b"")
         forced_before = scheduler.stats().num_forced_tokens
@@ -176,15 +176,15 @@ class Bench:
     def _scheduler(self, grammars: Compiled, jumps: bool) -> Scheduler:
         return Scheduler(
             CoreConfig(jump_forward=jumps),
-            cache=make_cache(
-                self.config, num_pages=self.info.num_pages, num_host_pages=0, page_size=self.info.page_size
-            ),
+            cache=make_cache(self.config, CacheSizes(self.info.num_pages)),
             vocabulary=self._facts,
             grammars=grammars,
             context_length=self.info.context_length,
-            retokenise=Retokeniser(
-                self._facts.token_bytes,
-                lambda text: self._tokenizer.encode(text, parse_special=False, continues=True),
+            calls=SchedulerCalls(
+                Retokeniser(
+                    self._facts.token_bytes,
+                    lambda text: self._tokenizer.encode(text, parse_special=False, continues=True),
+                )
             ),
         )
 

@@ -59,7 +59,8 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 def measure(cases: Sequence[Case], setup: Setup, num_processes: int) -> Iterator[Result]:
-    """The results, schema by schema with the engines in turn (who is first changes), in the order of completion."""
+    """Return the results, schema by schema with the engines in turn (who is first changes), in the order of
+    completion."""
     tasks = deque(
         _Task(case, setup.engines[(number + shift) % len(setup.engines)])
         for number, case in enumerate(cases)

@@ -82,7 +82,7 @@ def _times(by_engine: Mapping[str, Sequence[Result]], label: str) -> str:
 
 
 def compiled_values(results: Iterable[Result], what: str) -> NDArray[np.float64]:
-    """All times of one kind, "first_mask", "masks" or "advances", of the schemas that compiled."""
+    """Return all times of one kind, "first_mask", "masks" or "advances", of the schemas that compiled."""
     compiled = [getattr(result, what) for result in results if result.outcome == "compiled"]
     return np.array([v for value in compiled for v in (value if isinstance(value, list) else [value])])
 

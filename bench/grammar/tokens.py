@@ -70,7 +70,8 @@ def _library(path: Path, tokenizer: Tokenizer) -> Tokens:
 
 
 def _tekken(path: Path) -> Tokens:
-    """The first ids are special, the last ranks of the file are beyond the model's vocabulary."""
+    """Return the tokens of a Tekken file: its first ids are special, its last ranks are beyond the model's
+    vocabulary."""
     document = json.loads(path.read_text("utf-8"))
     config = document["config"]
     num_special = config["default_num_special_tokens"]

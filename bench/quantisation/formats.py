@@ -34,7 +34,7 @@ K_ROW = 256  # what a row's length must be a multiple of, to be stored as k-quan
 
 
 def w8a8(model: Path, out: Path) -> Path:
-    """Weights and, token by token, inputs in int8."""
+    """Return the weights and, token by token, inputs in int8."""
     write_quantised(model, out, "int8")
     raw = json.loads((out / CONFIG).read_text(encoding="utf-8"))
     [group] = raw["quantization_config"]["config_groups"].values()
@@ -108,8 +108,8 @@ def q4_0(model: Path, out: Path) -> Path:
 
 
 def q4_k_m(model: Path, out: Path) -> Path:
-    """Six bits for the head's matrix, and for the values and `down` of the layers that need them most; where 256 does
-    not divide a row, five and eight."""
+    """Return six bits for the head's matrix, and for the values and `down` of the layers that need them most; where 256
+    does not divide a row, five and eight."""
     config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
     layers = config["num_hidden_layers"]
     divides = config["intermediate_size"] % K_ROW == 0
@@ -127,7 +127,7 @@ def q4_k_m(model: Path, out: Path) -> Path:
 
 
 def _needs_more_bits(layer: int, layers: int) -> bool:
-    """The first eighth, the last, and every third between."""
+    """Return the first eighth, the last, and every third between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 

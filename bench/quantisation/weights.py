@@ -148,7 +148,7 @@ def _layers(quantize: QuantizeName | None) -> list[Linear]:
 
 
 def _seconds(layers: list[Linear], x: torch.Tensor) -> float:
-    """Processor time of one product."""
+    """Return the processor time of one product."""
     layers[0](x)
     start, count = time.process_time(), 0
     while (taken := time.process_time() - start) < SECONDS:

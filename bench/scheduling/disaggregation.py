@@ -199,7 +199,7 @@ def connect(prefill: Replica, decode: Replica, min_tokens: int) -> None:
 
 
 def simulate(load: Load, costs: Costs, *, apart: bool, budget: int, num_pages: int = 1 << 15) -> dict[str, float]:
-    """Milliseconds between the streams' tokens during the bursts, and to the prompts' first tokens."""
+    """Return the milliseconds between the streams' tokens during the bursts, and to the prompts' first tokens."""
     clock, draw = VirtualTime(), random.Random(0)
     replicas = [Replica(clock, costs, num_pages, budget) for _ in range(2)]
     targets = replicas

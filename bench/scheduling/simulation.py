@@ -12,7 +12,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
 
 from ramiform.bench.scheduling.programs import (
     Asked,
@@ -33,7 +32,8 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import EndStates, FromCore, Generate, RequestFailed, SoftPin, ToCore, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
+from ramiform.runtime.scheduler.remote_prefixes import FetchPrefix
+from ramiform.runtime.scheduler.scheduler import Scheduler, SchedulerCalls, VocabularyInfo
 
 VOCABULARY = VocabularyInfo(32768, [b" word"] * 32768, frozenset())
 STEP_SECONDS, TOKEN_SECONDS = 2e-3, 1e-4
@@ -152,7 +152,10 @@ class VirtualTime:
 
 
 def make_scheduler(
-    config: CoreConfig, cache: PrefixCache, vocabulary: VocabularyInfo = VOCABULARY, **others: Any
+    config: CoreConfig,
+    cache: PrefixCache,
+    vocabulary: VocabularyInfo = VOCABULARY,
+    fetch_prefix: FetchPrefix | None = None,
 ) -> Scheduler:
     """Make a scheduler of requests without constraints."""
     return Scheduler(
@@ -161,8 +164,7 @@ def make_scheduler(
         vocabulary=vocabulary,
         grammars=NoGrammars(),
         context_length=1 << 20,
-        retokenise=lambda before, data: [],
-        **others,
+        calls=SchedulerCalls(lambda before, data: [], fetch_prefix=fetch_prefix),
     )
 
 

@@ -18,8 +18,8 @@ def make_workloads(
     pause: float = 1.0,
     seed: int = 0,
 ) -> list[Workload]:
-    """All six. `size` scales how many programs there are, `length` how many tokens are said and generated,
-    `pause` how long tools and users take; `alive` is how many of a workload's agents are alive at once."""
+    """Return all six workloads. `size` scales how many programs there are, `length` how many tokens are said and
+    generated, `pause` how long tools and users take; `alive` is how many of a workload's agents are alive at once."""
     draw = _Draw(vocabulary, length, pause, seed)
 
     def num(programs: int) -> int:
@@ -56,14 +56,14 @@ class _Draw:
 
 
 def shared_prompt(draw: _Draw, num_programs: int) -> Iterator[Steps]:
-    """One question each, all after the same 1,024 tokens."""
+    """Return one question each, all after the same 1,024 tokens."""
     shared = draw.text(1024)
     for _ in range(num_programs):
         yield [Say(0, shared + draw.text(32)), Gen(0, draw.num(16)), End((0,))]
 
 
 def few_shot(draw: _Draw, num_programs: int) -> Iterator[Steps]:
-    """Questions of several tasks in random order, each after an instruction and its task's examples."""
+    """Return questions of several tasks in random order, each after an instruction and its task's examples."""
     instruction = draw.text(64)
     tasks = [draw.text(384) for _ in range(max(2, num_programs // 8))]
     for _ in range(num_programs):
@@ -72,7 +72,7 @@ def few_shot(draw: _Draw, num_programs: int) -> Iterator[Steps]:
 
 
 def chats(draw: _Draw, num_programs: int) -> Iterator[Steps]:
-    """Conversations of six turns with users who read and type."""
+    """Return conversations of six turns with users who read and type."""
     system = draw.text(128)
     for _ in range(num_programs):
         steps: list[Step] = [Say(0, system)]
@@ -112,7 +112,7 @@ def trees_of_thought(draw: _Draw, num_programs: int) -> Iterator[Steps]:
 
 
 def react_agents(draw: _Draw, num_programs: int) -> Iterator[Steps]:
-    """Six times: a thought with an action, a tool that takes its time, what it observed."""
+    """Return six times: a thought with an action, a tool that takes its time, what it observed."""
     tools = draw.text(384)
     for _ in range(num_programs):
         steps: list[Step] = [Say(0, tools + draw.text(32))]

@@ -39,7 +39,7 @@ class Processors:
 
 
 def frontend_pids(runtime: ramiform.Runtime) -> list[int]:
-    """The first frontend and its siblings; not the core."""
+    """Return the process ids of the first frontend and its siblings; not the core's."""
     children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
     worker = b"ramiform.runtime.processes.frontend_worker"
     siblings = [pid for pid in children if worker in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -47,7 +47,7 @@ CHANGES = 50  # requests, or records, between two messages
 
 
 def bodies(draw: random.Random, num: int, vocab_size: int) -> list[dict[str, Any]]:
-    """Requests of which groups share their first 64 tokens."""
+    """Return requests of which groups share their first 64 tokens."""
     prefixes = [draw.choices(range(300, vocab_size), k=64) for _ in range(4)]
     return [
         {

@@ -38,6 +38,14 @@ class Configuration(NamedTuple):
     counted: int
 
 
+class OutputMemory(NamedTuple):
+    """Memory of an output: the cells of its stack, their address, and the bytes so far."""
+
+    cells: NDArray[np.int32]
+    address: int
+    history: bytearray
+
+
 class TokenWalker:
     """Runs walks over the vocabulary, computes the states that they request, and caches masks. Not thread-safe."""
 
@@ -82,12 +90,11 @@ class TokenWalker:
         self,
         mask: NDArray[np.int32],
         at: Configuration,
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
+        memory: OutputMemory,
         names: NamesInTokens,
     ) -> NDArray[np.int32]:
-        """Return a mask without the tokens that repeat a name. Brings `names` up to date with `history`."""
+        """Return a mask without the tokens that repeat a name. Brings `names` up to date with the output."""
+        cells, _, history = memory
         automaton, top, quoted = self.automaton, at.top, self.vocabulary.quoted
         if not automaton.has_once or not (history or quoted.doubled):
             return mask
@@ -101,7 +108,7 @@ class TokenWalker:
             return mask
 
         def may_come(token: int) -> bool:
-            return self.advance_token(at, cells, cells_address, history, token) is not None
+            return self.advance_token(at, *memory, token) is not None
 
         repeating = quoted.repeating(mask, name, used, names, may_come)
         return without(mask, repeating) if repeating else mask
@@ -131,22 +138,15 @@ class TokenWalker:
         """Return False near the level that limits values, and above it, where a mask depends on the level."""
         return cells.item(at.top, LEVEL) + self._longest < LIMITED_LEVEL
 
-    def walks(
-        self,
-        at: Configuration,
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
-        scratch: Scratch,
-    ) -> Walks[NDArray[np.int32]]:
+    def walks(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Walks[NDArray[np.int32]]:
         """Compute a mask that is not in the cache, and cache it, by the walks that are yielded."""
         key = self.key(at)
-        mask = yield from self._compute(at, cells, cells_address, history, scratch)
+        mask = yield from self._compute(at, memory, scratch)
         read = scratch.context.item(layout.REACH)
-        if read >= 0 and self._is_shallow(at, cells):
+        if read >= 0 and self._is_shallow(at, memory.cells):
             now = max(read, self._reach.get(key, 0))
             self._reach[key] = now
-            self._masks[key + self._frames(cells, at.top, now)] = mask
+            self._masks[key + self._frames(memory.cells, at.top, now)] = mask
             if len(self._masks) > self._max_masks:
                 self._masks.popitem(last=False)
         return mask
@@ -183,14 +183,7 @@ class TokenWalker:
             top = cell(top, BELOW)
         return tuple(frames)
 
-    def _compute(
-        self,
-        at: Configuration,
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
-        scratch: Scratch,
-    ) -> Walks[NDArray[np.int32]]:
+    def _compute(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Walks[NDArray[np.int32]]:
         vocabulary, states = self.vocabulary, self.automaton.tables.states
         trie, flags = vocabulary.trie, states.item(at.state, FLAGS)
         like, is_far = states.item(at.state, LIKE), self._is_far_from_marks(at)
@@ -198,7 +191,7 @@ class TokenWalker:
         if like and room < self._longest:
             is_far = False
         if like and is_far and flags & PLAIN and states.item(like, FLAGS) & LOOPS and like not in self._guarded:
-            along = yield from self._compute_like(like, at, cells, cells_address, history, scratch)
+            along = yield from self._compute_like(like, at, memory, scratch)
             if along is not None:
                 return along
         if flags & PLAIN and (is_far or not like):  # near a bound, given texts may go on where others may not
@@ -206,12 +199,12 @@ class TokenWalker:
             trie = vocabulary.plain.tails if flags & LOOPS and is_far else vocabulary.plain.others
         else:
             out = np.zeros(vocabulary.num_words, np.int32)
-        guarded = yield from self._walk(trie, at, out, cells, cells_address, history, scratch)
+        guarded = yield from self._walk(trie, at, out, memory, scratch)
         if guarded and trie is vocabulary.plain.tails:
             # A guard needs the whole text; the tails are only its end.
             out = vocabulary.plain.mask(room).copy()
-            yield from self._walk(vocabulary.plain.others, at, out, cells, cells_address, history, scratch)
-        if self.may_end(at, cells, history):
+            yield from self._walk(vocabulary.plain.others, at, out, memory, scratch)
+        if self.may_end(at, memory.cells, memory.history):
             out |= vocabulary.ends_mask
         if guarded:
             scratch.context[layout.REACH] = -1
@@ -227,13 +220,7 @@ class TokenWalker:
         return place == len(marks) or marks[place] - at.counted > self._longest
 
     def _compute_like(
-        self,
-        like: int,
-        at: Configuration,
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
-        scratch: Scratch,
+        self, like: int, at: Configuration, memory: OutputMemory, scratch: Scratch
     ) -> Walks[NDArray[np.int32] | None]:
         """Compute a mask along given texts (names, strings of an enum) in a string that may hold any other text.
 
@@ -241,18 +228,18 @@ class TokenWalker:
         they continue. Returns None if the mask of `like` is not cached.
         """
         left = at._replace(state=like)
-        mask = self.known_mask(left, cells)
+        mask = self.known_mask(left, memory.cells)
         if mask is None:
-            mask = yield from self.walks(left, cells, cells_address, history, scratch)
+            mask = yield from self.walks(left, memory, scratch)
         out, key = mask.copy(), self.key(left)
         reach = self._reach.get(key)
         if reach is None:
             self._guarded.add(like)
             return None
         # If a guard was asked, the mask holds for this text alone, and was not cached.
-        is_cached = key + self._frames(cells, at.top, reach) in self._masks
+        is_cached = key + self._frames(memory.cells, at.top, reach) in self._masks
         others = self.vocabulary.plain.others
-        guarded = yield from self._walk(others, at, out, cells, cells_address, history, scratch, only_edges=True)
+        guarded = yield from self._walk(others, at, out, memory, scratch, only_edges=True)
         if guarded or not is_cached:
             scratch.context[layout.REACH] = -1
         else:
@@ -273,18 +260,17 @@ class TokenWalker:
         trie: TokenTrie,
         at: Configuration,
         out: NDArray[np.int32],
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
+        memory: OutputMemory,
         scratch: Scratch,
         only_edges: bool = False,
     ) -> Walks[bool]:
         """Set the bits of the trie's allowed tokens in `out`. Returns True if a guard was asked."""
+        cells, address, history = memory
         depth, guarded = 0, False
         begin = (*at, len(history))
         while True:
             if loops.ready(PACKAGE):
-                numbers = (*begin, depth, only_edges, cells_address, len(cells))
+                numbers = (*begin, depth, only_edges, address, len(cells))
                 status, depth = yield *numbers, trie.packed, out, scratch.arrays
             else:
                 if begin is not _RESUME:

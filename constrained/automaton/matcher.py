@@ -20,7 +20,7 @@ from ..errors import GrammarError, StatesExhaustedError
 from .automaton import MEASURE_INTERVAL, Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
-from .masks import Configuration, NotReadyError, TokenWalker
+from .masks import Configuration, NotReadyError, OutputMemory, TokenWalker
 from .vocabulary import Vocabulary
 from .walks import Walks, run
 
@@ -184,9 +184,9 @@ class Matcher:
             if known is None and self._is_at_once:
                 raise NotReadyError
             self._forget_path()
-            cells = self._cells, self._cells_address, self._history
-            mask = run(walker.walks(at, *cells, walker.own_scratch)) if known is None else known
-            mask = walker.without_repeated(mask, at, *cells, self._names)
+            memory = OutputMemory(self._cells, self._cells_address, self._history)
+            mask = run(walker.walks(at, memory, walker.own_scratch)) if known is None else known
+            mask = walker.without_repeated(mask, at, memory, self._names)
         if known is None:
             self._grammar.renew_if_large()
         return mask
@@ -377,13 +377,13 @@ class Matcher:
 
     def _walks(self) -> Walks[None]:
         walker, at = self._walker, self._at
-        cells = self._cells, self._cells_address, self._history
+        memory = OutputMemory(self._cells, self._cells_address, self._history)
         mask = walker.known_mask(at, self._cells)
         if mask is None:
             scratch = walker.scratch()
-            mask = yield from walker.walks(at, *cells, scratch)
+            mask = yield from walker.walks(at, memory, scratch)
             walker.give_back(scratch)
-        self._known_mask = at, walker.without_repeated(mask, at, *cells, self._names)
+        self._known_mask = at, walker.without_repeated(mask, at, memory, self._names)
 
     @contextmanager
     def _at_once(self, new_states: bool) -> Iterator[bool]:

@@ -17,7 +17,18 @@ from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
 from .attention_layout import AttentionLayout, PaddedRows
 from .layers import apply_rope
-from .quantise import E4M3, E5M2, INT4, expand_e4m3, expand_e5m2, pack_int4, quantise, rotate, to_e5m2, unpack_int4
+from .quantise import (
+    E4M3,
+    E5M2,
+    PACKED_INT4,
+    expand_e4m3,
+    expand_e5m2,
+    pack_int4,
+    quantise,
+    rotate,
+    to_e5m2,
+    unpack_int4,
+)
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 # Rows of a key head's product that repay a call, and bytes of its scores that stay in a processor's cache.
@@ -46,7 +57,7 @@ def store_latent(
 
 
 def _store(x_TKD: torch.Tensor, cache_SKD: torch.Tensor, scale_K: torch.Tensor | None, slots_T: torch.Tensor) -> None:
-    if cache_SKD.dtype == INT4:
+    if cache_SKD.dtype == PACKED_INT4:
         x_TKD = x_TKD if scale_K is None else x_TKD / scale_K.to(x_TKD.dtype)
         stored = pack_int4(rotate(x_TKD))
     elif scale_K is not None:
@@ -87,7 +98,7 @@ def paged_attention(
 def rotated_queries(q_THD: torch.Tensor, kv: KvCache, *, unrotated: bool = False) -> torch.Tensor:
     """Return the queries as the cache's keys are stored: times the keys' scales, rotated for four-bit keys. With
     `unrotated`, four-bit keys are rotated back when they are read instead."""
-    packed = kv.k_SKD.dtype == INT4
+    packed = kv.k_SKD.dtype == PACKED_INT4
     if kv.k_scale_K is not None and not (packed and unrotated):
         q_THD = _scale_heads(q_THD, kv.k_scale_K)
     return rotate(q_THD) if packed and not unrotated else q_THD
@@ -97,7 +108,7 @@ def plain_outputs(output_THD: torch.Tensor, kv: KvCache) -> torch.Tensor:
     """Return sums of the cache's values as sums of the numbers meant."""
     if kv.v_scale_K is not None:
         output_THD = _scale_heads(output_THD, kv.v_scale_K)
-    return rotate(output_THD) if kv.v_SKD.dtype == INT4 else output_THD
+    return rotate(output_THD) if kv.v_SKD.dtype == PACKED_INT4 else output_THD
 
 
 def _scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
@@ -119,7 +130,7 @@ def _attend(
     H, D, K = q_THD.shape[1], q_THD.shape[2], kv.k_SKD.shape[1]
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
     k_BLKD = gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)
-    if group.rope is not None and kv.k_SKD.dtype == INT4:
+    if group.rope is not None and kv.k_SKD.dtype == PACKED_INT4:
         k_BLKD = rotate(k_BLKD)
         k_BLKD = k_BLKD if kv.k_scale_K is None else k_BLKD * kv.k_scale_K.to(q.dtype)
     k_BKLD = group.rotate(k_BLKD).transpose(1, 2)
@@ -175,7 +186,7 @@ def _attend_by_scores(
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the contents of the slots as `dtype`, without scales of heads; four-bit ones as they were rotated."""
     found = _bits(cache_SKD).view(cache_SKD.shape[0], -1).index_select(0, slots)
-    if cache_SKD.dtype == INT4:
+    if cache_SKD.dtype == PACKED_INT4:
         return unpack_int4(found.view(-1, *cache_SKD.shape[1:]), dtype)
     if cache_SKD.dtype == E5M2:
         return expand_e5m2(found, dtype)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-INT4 = torch.uint8  # caches of this dtype hold packed four-bit codes
+PACKED_INT4 = torch.uint8  # caches of this dtype hold packed four-bit codes
 QUANTISED_MAX = {
     torch.int8: 127.0,
     E4M3: 448.0,
@@ -72,7 +72,7 @@ _LEAST_SCALE = 2.0**-100  # of zeros, in place of 0, which is no divisor
 
 def stored_size(head_dim: int, dtype: torch.dtype) -> int:
     """Return the elements of a cache of `dtype` that hold one head's key or value."""
-    return head_dim // 2 + SCALE_BYTES if dtype == INT4 else head_dim
+    return head_dim // 2 + SCALE_BYTES if dtype == PACKED_INT4 else head_dim
 
 
 def rotation_size(head_dim: int) -> int:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
-from ..reference.quantise import CLIP, INT4, QUANTISED_MAX, rotation_size
+from ..reference.quantise import CLIP, PACKED_INT4, QUANTISED_MAX, rotation_size
 from .launching import launch
 
 # 1.5 * 2**23, whose float32 neighbours are integers: adding it rounds a number to the nearest integer, ties to even.
@@ -58,8 +58,8 @@ def rope_and_store(
         BLOCK_N=block_n,
         BLOCK_D=triton.next_power_of_2(D),
         LIMIT=QUANTISED_MAX.get(stored, 0.0),
-        ROTATION=rotation_size(D) if stored == INT4 else 1,
-        FACTOR=rotation_size(D) ** -0.5 if stored == INT4 else 1.0,
+        ROTATION=rotation_size(D) if stored == PACKED_INT4 else 1,
+        FACTOR=rotation_size(D) ** -0.5 if stored == PACKED_INT4 else 1.0,
         num_warps=4,
     )
     return q_THD

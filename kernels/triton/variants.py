@@ -18,7 +18,7 @@ from ..arguments import RecurrenceInputs, RopeAndStoreArgs
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
-from ..reference.quantise import INT4, QUANTISED_MAX, stored_size
+from ..reference.quantise import PACKED_INT4, QUANTISED_MAX, stored_size
 from ..reference.sampling import SAMPLING_DTYPES, SamplingTensors
 from . import experts, layers, logits, lora, recurrence, sampling, store
 from .attention import latent_attention
@@ -121,7 +121,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
     cap, scale = shapes.soft_cap, 0.1
     kv = _cache(shapes)
     sinks_H = torch.empty(H) if shapes.sinks else None
-    if shapes.kv_dtype == INT4:  # its rotations are launches of their own
+    if shapes.kv_dtype == PACKED_INT4:  # its rotations are launches of their own
         q = torch.empty(4, H, D, dtype=shapes.dtype)
         store.rotate(q, kv.k_scale_K)
         store.rotate(q)
@@ -174,7 +174,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
 def _cache(shapes: KernelShapes) -> KvCache:
     K, size = shapes.num_kv_heads, stored_size(shapes.head_dim, shapes.kv_dtype)
     memory = torch.empty(2, 4 * shapes.page_size, K, size, dtype=shapes.kv_dtype)
-    if shapes.kv_dtype == INT4:
+    if shapes.kv_dtype == PACKED_INT4:
         return KvCache(memory[0], memory[1], torch.ones(K, shapes.head_dim))
     scale = torch.ones(K) if shapes.kv_dtype in QUANTISED_MAX else None
     if shapes.latent_rank:

@@ -31,8 +31,8 @@ def call_later(post: Callable[[Callable[[], None]], None]) -> CallLater:
 
 
 class ModelCalls:
-    """`post` hands a function to the channel's thread, from any thread. With `num_threads` 0 the model is called in the
-    caller's thread. `begin` is for the channel's thread."""
+    """Calls a model from threads. `post` hands a function to the channel's thread, from any thread. With `num_threads`
+    0 the model is called in the caller's thread. `begin` is for the channel's thread."""
 
     def __init__(self, num_threads: int, post: Callable[[Callable[[], None]], None]) -> None:
         self.post = post

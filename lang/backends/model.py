@@ -18,7 +18,7 @@ OnText = Callable[[str], None]  # called with each piece of text of a streamed G
 
 
 class ModelCall:
-    """One call of a model, which another thread may cancel."""
+    """A call of a model, which another thread may cancel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

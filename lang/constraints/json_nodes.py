@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ...runtime.protocol.errors import RequestError
 from .nodes import (
-    NOTHING,
+    EMPTY_NODE,
     CharNode,
     EitherNode,
     JoinNode,
@@ -31,7 +31,7 @@ from .nodes import (
 )
 from .patterns import pattern_node
 
-MAX_DEPTH = 60
+MAX_JSON_DEPTH = 60
 MAX_PROPERTIES = 200  # of one object
 MAX_LISTED = 1_000  # integers between bounds
 _ANNOTATIONS = {
@@ -87,8 +87,8 @@ class _SchemaReader:
 
     def node(self, schema: Any, place: str, depth: int) -> Node:
         """Return the node of a schema at `place`."""
-        if depth > MAX_DEPTH:
-            _refuse("nesting", f"deeper than {MAX_DEPTH}", place)
+        if depth > MAX_JSON_DEPTH:
+            _refuse("nesting", f"deeper than {MAX_JSON_DEPTH}", place)
         if schema is True or schema == {}:
             return self._any_value()
         if not isinstance(schema, Mapping):
@@ -147,7 +147,7 @@ class _SchemaReader:
                 if not isinstance(found, Mapping) or step not in found:
                     _refuse("$ref", f"{target!r}, which is not in the schema", place)
                 found = found[step]
-            self._rules[name] = NOTHING  # keeps the name, since the schema may refer to itself
+            self._rules[name] = EMPTY_NODE  # keeps the name, since the schema may refer to itself
             self._rules[name] = self.node(found, target, 0)
             _check_progress(name, self._rules, target)
         return RuleNode(name)
@@ -208,7 +208,7 @@ class _SchemaReader:
 
     def _any_value(self) -> Node:
         if "json" not in self._rules:
-            self._rules["json"] = NOTHING
+            self._rules["json"] = EMPTY_NODE
             reader = _SchemaReader({}, "{}", self._rules)
             self._rules["json"] = reader.node({"type": list(_TYPES)}, "#", 0)
         return RuleNode("json")
@@ -219,8 +219,8 @@ _COMMA = (LiteralNode(","), _SPACE)
 
 def _members(members: list[tuple[Node, bool]]) -> Node:
     """Return the members in order; those that are not required may be missing."""
-    after: Node = NOTHING  # what may follow a member, from each place on
-    begin: Node = NOTHING  # what may come first
+    after: Node = EMPTY_NODE  # what may follow a member, from each place on
+    begin: Node = EMPTY_NODE  # what may come first
     for member, is_required in reversed(members):
         first = join([member, after])
         begin = first if is_required else either([first, begin])
@@ -236,7 +236,7 @@ def _separated(parts: list[Node]) -> list[Node]:
 def _listed(item: Node, least: int, most: int | None) -> Node:
     """Return `least` to `most` items with commas between them."""
     if most == 0:
-        return NOTHING
+        return EMPTY_NODE
     more = loop(join([*_COMMA, item]), max(0, least - 1), None if most is None else most - 1)
     listed = join([item, more])
     return listed if least else maybe(listed)

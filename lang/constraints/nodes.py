@@ -26,7 +26,7 @@ class LiteralNode:
 
 @dataclass(frozen=True, slots=True)
 class CharNode:
-    """One character of the ranges."""
+    """Matches one character of the ranges."""
 
     ranges: Ranges
 
@@ -40,7 +40,7 @@ class JoinNode:
 
 @dataclass(frozen=True, slots=True)
 class EitherNode:
-    """One of the nodes, an earlier one rather than a later one."""
+    """Matches one of the nodes, an earlier one rather than a later one."""
 
     parts: tuple[Node, ...]
 
@@ -75,7 +75,7 @@ class RuleNode:
 
 
 Node = LiteralNode | CharNode | JoinNode | EitherNode | LoopNode | CaptureNode | RuleNode
-NOTHING = JoinNode(())
+EMPTY_NODE = JoinNode(())
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def either(parts: Iterable[Node]) -> Node:
 
 def maybe(part: Node) -> Node:
     """Return the node or the empty text, the node rather."""
-    return EitherNode((part, NOTHING))
+    return EitherNode((part, EMPTY_NODE))
 
 
 def loop(part: Node, least: int, most: int | None, *, lazy: bool = False, names: tuple[str, ...] = ()) -> Node:

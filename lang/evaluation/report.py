@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 
-WIDTH = 120  # columns, where there is no terminal
+REPORT_WIDTH = 120  # columns, where there is no terminal
 MAX_FAILURES = 5  # shown in the terminal
 NUM_RESAMPLES = 10_000
 MAX_EXACT = 12  # differing pairs up to which all sign changes are tried
@@ -121,7 +121,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return Group(table, *lines)
 
     def __str__(self) -> str:
-        return printed(self, WIDTH)
+        return printed(self, REPORT_WIDTH)
 
     def _repr_html_(self) -> str:
         return _fragment(self)

@@ -16,7 +16,7 @@ from ..operations.operation_log import OperationLog
 from ..types.result_types import ResultType
 
 MAX_RETRIES = 100
-MAX_SHOWN = 500  # characters of each attempt and of each error, in errors and in what the model is told
+MAX_SHOWN_ATTEMPT = 500  # characters of each attempt and of each error, in errors and in what the model is told
 
 OnInvalid = Literal["again", "tell", "raise"] | Callable[[str, str], str]
 
@@ -175,4 +175,4 @@ def _message_so_far(before: Sequence[tuple[OperationLog, int]]) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN_ATTEMPT else f"{text[: MAX_SHOWN_ATTEMPT - 3]}..."

@@ -19,7 +19,7 @@ from ..operations.execution import Execution
 from ..operations.operation_log import OperationLog
 from .format_marks import refuse_marks
 
-MAX_THREADS = 32  # functions that run at the same time in the whole process; more wait
+MAX_FUNCTIONS = 32  # that run at the same time in the whole process; more wait
 
 Callback = Callable[[Done], str | Coroutine[Any, Any, str]]  # the answer of an operation -> the text to append
 # An attempt of a checked Gen -> a text if it is accepted, else the next attempt.
@@ -110,4 +110,4 @@ def _fail(execution: Execution, state: int, operation: int, error: BaseException
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramiform-function")
+    return ThreadPoolExecutor(MAX_FUNCTIONS, thread_name_prefix="ramiform-function")

@@ -1,4 +1,4 @@
-"""One run of a program, shared by all its states: sends their messages, now or together, and ends the run."""
+"""Runs one program for all its states: sends their messages, at once or together, and ends the run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ..states.state import ProgramState
 from .failures import BatchError, fold
 from .runner import ProgramCall, run_async
 
-MAX_THREADS = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
+MAX_THREADS_AT_ONCE = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
 MAX_AT_ONCE = 1024  # "auto" without threads, branches counted: the runtime's queue is bounded
 
 NumThreads = int | Literal["auto"]
@@ -28,7 +28,7 @@ ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits fo
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How programs run and what becomes of their errors, as `Program.run_batch` says.
+    """Options of a batch: how its programs run and what becomes of their errors, as `Program.run_batch` says.
 
     `in_order`: errors are raised in their place, not at the end. `in_threads`: each program takes a thread. `width` is
     the number of requests that one may make at once. Raises RequestError for a wrong `num_threads`.
@@ -50,7 +50,7 @@ class BatchOptions:
     def at_once(self) -> int:
         """Return how many programs run at once."""
         if self.num_threads == "auto":
-            return MAX_THREADS if self.in_threads else max(1, MAX_AT_ONCE // self.width)
+            return MAX_THREADS_AT_ONCE if self.in_threads else max(1, MAX_AT_ONCE // self.width)
         return self.num_threads
 
 

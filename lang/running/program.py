@@ -48,7 +48,7 @@ BatchItems = Sequence[Mapping[str, Any] | Sequence[Any]]
 
 
 class _Prepared:
-    """What `compile` and `cache` have made; a method's is shared by the programs of all instances."""
+    """Plan and prefix that `compile` and `cache` have made; the programs of all instances of a method share them."""
 
     def __init__(self, compiled: Plan | None = None) -> None:
         self.compiled = compiled

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
-from ..expressions.callbacks import MAX_THREADS
+from ..expressions.callbacks import MAX_FUNCTIONS
 from ..expressions.expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr
 from ..expressions.lowering import Defaults
 from ..expressions.primitives import gen, role
@@ -310,7 +310,7 @@ class _BlockingCalls:
 
     async def make(self, calls: Sequence[_MadeCall]) -> None:
         # Threads of their own: in a shared pool, agents that tools run would wait for one another.
-        pool = ThreadPoolExecutor(min(len(calls), MAX_THREADS), thread_name_prefix="ramiform-tool")
+        pool = ThreadPoolExecutor(min(len(calls), MAX_FUNCTIONS), thread_name_prefix="ramiform-tool")
         try:
             running = [pool.submit(contextvars.copy_context().run, _make, call) for call in calls]
             for one in running:
@@ -345,7 +345,7 @@ class _AsyncCalls:
     async def make(self, calls: Sequence[_MadeCall]) -> None:
         import asyncio
 
-        pool = ThreadPoolExecutor(min(len(calls), MAX_THREADS), thread_name_prefix="ramiform-tool")
+        pool = ThreadPoolExecutor(min(len(calls), MAX_FUNCTIONS), thread_name_prefix="ramiform-tool")
 
         async def make(call: _MadeCall) -> None:
             loop = asyncio.get_running_loop()

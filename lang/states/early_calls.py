@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ..expressions.callbacks import MAX_THREADS
+from ..expressions.callbacks import MAX_FUNCTIONS
 from ..operations.operation_log import OperationLog
 from ..tools.call_format import CallFormat
 from ..tools.declaration import DeclaredTool, key_of
@@ -176,7 +176,9 @@ class EarlyCalls:
         self._form = form
         self._loop = loop
         self._context = contextvars.copy_context()
-        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramiform-early-tool")  # threads come as needed
+        self._pool = ThreadPoolExecutor(
+            MAX_FUNCTIONS, thread_name_prefix="ramiform-early-tool"
+        )  # threads come as needed
         self._unused: list[EarlyCall] = []
         self._stop_watching: Callable[[], object] = bool
 

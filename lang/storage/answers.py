@@ -33,7 +33,7 @@ class StoredRun:
 
 
 class StateContent:
-    """What a state holds, as a digest of its texts, token ids and roles, with the text appended last apart.
+    """Content of a state, as a digest of its texts, token ids and roles, with the text appended last apart.
 
     Texts appended one after the other count as one. Contents are equal if the same requests on them are equal.
     """

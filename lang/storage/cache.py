@@ -20,7 +20,7 @@ from .database import AnswerDatabase
 
 logger = logging.getLogger("ramiform.programs")
 
-FILE_NAME = "answers.sqlite"
+ANSWERS_FILE = "answers.sqlite"
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Cache:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RequestError(f"{os.fspath(path)!r} is not a folder for a cache: {error}", param="path") from None
-        self.path = folder / FILE_NAME
+        self.path = folder / ANSWERS_FILE
         self._counts = RequestCounts()
         self.database = AnswerDatabase(self.path, max_entries, max_bytes)
         self._backend = backend

@@ -24,7 +24,7 @@ from ...runtime.protocol.errors import RequestError
 from .answers import Lookup, StoredAnswer, StoredRequest
 
 VERSION = 1
-MAX_BYTES = 4 << 30
+MAX_CHECKPOINT_BYTES = 4 << 30
 
 Key = tuple[str, str, int]  # item, path of the state, index of the operation
 
@@ -152,8 +152,8 @@ class Checkpoint:
     # The file
 
     def _load(self) -> None:
-        if os.fstat(self._file).st_size > MAX_BYTES:
-            raise self._wrong(f"it is longer than {MAX_BYTES} bytes")
+        if os.fstat(self._file).st_size > MAX_CHECKPOINT_BYTES:
+            raise self._wrong(f"it is longer than {MAX_CHECKPOINT_BYTES} bytes")
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         decoder = msgspec.json.Decoder(Line)

@@ -42,7 +42,7 @@ class StoredSnapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """What the executors of a channel share: the store, the backend's states, and the executors by state."""
+    """State that the executors of a channel share: the store, the backend's states, and the executors by state."""
 
     store: AnswerStore
     remotes: Remotes

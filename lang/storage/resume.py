@@ -43,7 +43,7 @@ class CheckpointedRun:
 
 @dataclass(frozen=True)
 class CheckpointItem:
-    """One run with a checkpoint: of a batch the item with this index and these arguments."""
+    """Part of a checkpoint that belongs to one run: in a batch, to the item with this index and these arguments."""
 
     run: CheckpointedRun
     item: str

@@ -1,4 +1,4 @@
-"""How models write tool calls between other text: constraining such text, and reading the calls in it."""
+"""Constrains text to the form in which a model writes tool calls, and reads the calls in it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MAX_SOURCES = 64  # of one argument
 MAX_CALLS = 8  # of a turn that are looked at
 MAX_PREDICTED = 4  # calls of a turn
 MAX_LEAVES = 256  # of a result
-MAX_TEXT = 1 << 16  # characters of a result that is looked at
+MAX_READ_RESULT = 1 << 16  # characters of a result that is looked at
 MAX_CONSTANT = 1 << 10  # characters of an argument that is always the same
 
 
@@ -32,7 +32,7 @@ PROMPT = CallRecord("", {}, "")
 
 
 class _Source(NamedTuple):
-    """Where an argument's value came from: a place in the earlier call's result or arguments, or always the same."""
+    """Origin of an argument's value: a place in the earlier call's result or arguments, or a constant."""
 
     kind: Literal["result", "argument", "constant"]
     place: str  # a JSON path; of a constant its JSON text
@@ -113,7 +113,7 @@ class CallPatterns:
 def _values(call: CallRecord) -> list[tuple[_Source, str]]:
     """Return the values of a call with their places: those of the result first."""
     found: list[tuple[_Source, str]] = []
-    if len(call.result) <= MAX_TEXT:
+    if len(call.result) <= MAX_READ_RESULT:
         try:
             result = json.loads(call.result)
         except (ValueError, RecursionError):

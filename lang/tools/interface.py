@@ -1,4 +1,4 @@
-"""What a model is told of a tool, and the reader of its arguments: from a Python callable, or from a definition.
+"""Describes a tool for a model and reads the arguments of its calls, from a Python callable or from a definition.
 
 Callables are functions, methods, `functools.partial` objects and objects with `__call__`; definitions have JSON
 Schemas, in OpenAI's form or MCP's.

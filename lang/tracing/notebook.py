@@ -20,12 +20,12 @@ from ..operations.state_handle import StateHandle
 from .collect import traced_states
 from .text_flow import BranchPiece, Origin, TextFlow, TextPiece, flow_of
 
-MAX_TEXT = 20_000  # characters shown of one piece of text
+MAX_SHOWN_PIECE = 20_000  # characters shown of one piece of text
 MAX_VALUE = 300  # characters shown of a variable's value
-MAX_DEPTH = 12  # levels of branches
+MAX_BRANCH_DEPTH = 12  # levels of branches
 MAX_TRACKS = 40  # states in the timeline
-MAX_STATES = 200  # whose logs are copied
-MAX_SPANS = 300  # of a track
+MAX_SHOWN_LOGS = 200  # whose logs are copied
+MAX_TRACK_SPANS = 300  # of a track
 
 # Transparent colours over the page's own, so that its text stays readable in either theme.
 _ORIGINS: Mapping[Origin, tuple[str, str]] = {  # style, meaning
@@ -76,7 +76,7 @@ def trace_html(record: RunRecord) -> str:
     """Return a trace: its text, and the timeline of its states."""
 
     def page() -> str:
-        flow = flow_of(iter(()), {state.number: state for state in record.states}, 0, {}, MAX_DEPTH)
+        flow = flow_of(iter(()), {state.number: state for state in record.states}, 0, {}, MAX_BRANCH_DEPTH)
         title = f"{record.title} · {len(record.states)} states · {_ms(record.seconds)}"
         return _page(title, _counts(record.events), _legend(), _flow(flow), _timeline(record))
 
@@ -87,7 +87,7 @@ def _state_parts(handle: StateHandle) -> tuple[str, str, str]:
     snapshot = snapshot_of(handle)
     states = {state.number: state for state in traced_states(snapshot.logs, snapshot.times)}
     inherited = [event for log in snapshot.inherited for event in _events_of(log)]
-    flow = flow_of(iter(inherited), states, 0, snapshot.partial, MAX_DEPTH)
+    flow = flow_of(iter(inherited), states, 0, snapshot.partial, MAX_BRANCH_DEPTH)
     return _counts([event for state in states.values() for event in state.events]), _legend(), _flow(flow)
 
 
@@ -139,8 +139,8 @@ def _flow(flow: TextFlow) -> str:
 
 def _piece(piece: TextPiece) -> str:
     text, event = piece.text, piece.event
-    cut = "" if len(text) <= MAX_TEXT else f"<i>… {len(text) - MAX_TEXT} more characters</i>"
-    shown = escape(text[:MAX_TEXT]) + cut
+    cut = "" if len(text) <= MAX_SHOWN_PIECE else f"<i>… {len(text) - MAX_SHOWN_PIECE} more characters</i>"
+    shown = escape(text[:MAX_SHOWN_PIECE]) + cut
     if event is None:
         return f'<span style="{_ORIGINS[piece.origin][0]}">{shown}</span>'
     span = f'<span style="{_ORIGINS[piece.origin][0]}" title="{escape(_details(event))}">{shown}</span>'
@@ -152,7 +152,7 @@ def _piece(piece: TextPiece) -> str:
         badge = f"{event.tokens.forced} of {event.tokens.completion} forced"
         forced = f'<sub style="{_ORIGINS["forced"][0]}">{badge}</sub>'
     open_end = "<i>…</i>" if event.text is None and event.error is None else ""
-    samples = "".join(f"<li>{escape(sample[:MAX_TEXT])}</li>" for sample in event.samples or ())
+    samples = "".join(f"<li>{escape(sample[:MAX_SHOWN_PIECE])}</li>" for sample in event.samples or ())
     others = f"<details><summary>{len(event.samples or ())} samples</summary><ol>{samples}</ol></details>"
     return f"{span}{open_end}{name}{forced}{others if samples else ''}"
 
@@ -213,7 +213,7 @@ def _timeline(record: RunRecord) -> str:
 
 
 def _track(record: RunRecord, state: TracedState, whole: float) -> str:
-    spans = sorted(spans_of(record, state), key=lambda span: -span.seconds)[:MAX_SPANS]
+    spans = sorted(spans_of(record, state), key=lambda span: -span.seconds)[:MAX_TRACK_SPANS]
     bars = "".join(
         f'<div style="position:absolute;top:0;bottom:0;left:{100 * span.start / whole:.3f}%;'
         f'width:{100 * span.seconds / whole:.3f}%;background:{_CAUSE_COLOURS[span.cause]}" '
@@ -260,7 +260,7 @@ def snapshot_of(handle: StateHandle) -> LogSnapshot:
     waiting: deque[tuple[int, OperationLog | None]] = deque([(handle.number, own)])
     while waiting:
         number, log = waiting.popleft()
-        if log is None or len(snapshot.logs) >= MAX_STATES:
+        if log is None or len(snapshot.logs) >= MAX_SHOWN_LOGS:
             snapshot.logs.append((number, OperationLog()))
             snapshot.times.append(OperationTimes())
             continue

@@ -19,7 +19,7 @@ import msgspec
 from ...runtime.programs.records.events import Event, RunRecord, TokenCounts, TracedState, total_of
 from ...runtime.programs.records.spans import CAUSES, Cause, phases, spans_of
 from ...runtime.programs.records.totals import LineTotals, totals_by_line
-from ...runtime.programs.records.view import ProgramView, view_of
+from ...runtime.programs.records.view import ProgramView, RowKey, view_of
 from ...runtime.protocol.errors import RequestError
 from ..operations.recording import Recording
 from .collect import record_of
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 
-WIDTH = 160  # columns, where there is no terminal
+TREE_WIDTH = 160  # columns, where there is no terminal
 MAX_SOURCE = 60  # characters of a source line
-MAX_SHOWN = 72  # characters of a text in the tree
+MAX_SHOWN_TEXT = 72  # characters of a text in the tree
 MIN_SHOWN = 0.001  # seconds: shorter gaps are left out
 
 
@@ -50,7 +50,7 @@ class Trace(RunRecord, frozen=True, kw_only=True):
         return self.tree()
 
     def __str__(self) -> str:
-        return printed(self.tree(), WIDTH)
+        return printed(self.tree(), TREE_WIDTH)
 
     def _repr_html_(self) -> str:
         """Return the trace as HTML for notebooks. Never raises."""
@@ -102,7 +102,7 @@ def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
 def views_of(traces: Sequence[RunRecord], sources: Sequence[SavedView] = ()) -> list[ProgramView]:
     """Return what pages show of traces. Source lines that `sources`, in the same order, lack are read from files."""
     return [
-        view_of(trace, id=str(number + 1), seq=number + 1, source=sources[number].source if sources else None)
+        view_of(trace, RowKey(str(number + 1), number + 1), source=sources[number].source if sources else None)
         for number, trace in enumerate(traces)
     ]
 
@@ -177,7 +177,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
         return self.table()
 
     def __str__(self) -> str:
-        return "\n".join(line.rstrip() for line in printed(self.table(), WIDTH).splitlines())
+        return "\n".join(line.rstrip() for line in printed(self.table(), TREE_WIDTH).splitlines())
 
 
 def summary_of(record: RunRecord) -> TraceSummary:
@@ -253,7 +253,7 @@ def _event_line(event: Event, gaps: Mapping[Cause, float]) -> Iterator[tuple[str
 
 def _short_text(text: str) -> str:
     shown = repr(text)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 4]}...{shown[0]}"
+    return shown if len(shown) <= MAX_SHOWN_TEXT else f"{shown[: MAX_SHOWN_TEXT - 4]}...{shown[0]}"
 
 
 def chrome_events(trace: RunRecord, process: int = 0) -> Iterator[dict[str, Any]]:

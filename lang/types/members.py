@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
-MAX_DEPTH = 60  # of types inside one another
+MAX_TYPE_DEPTH = 60  # of types inside one another
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -37,7 +37,7 @@ def parts(kind: Any) -> Iterator[Any]:
     pending, seen = [(kind, 0)], list[Any]()
     while pending:
         part, depth = pending.pop()
-        if depth > MAX_DEPTH or any(part is other or _same(part, other) for other in seen):
+        if depth > MAX_TYPE_DEPTH or any(part is other or _same(part, other) for other in seen):
             continue
         seen.append(part)
         yield part

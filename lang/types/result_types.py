@@ -142,7 +142,7 @@ class ReasoningFormat:
         return thought.strip(), (before + rest).strip()
 
 
-REASONING_FORMATS = {
+MODEL_TYPES = {
     "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
     "deepseek-v3": ReasoningFormat("<think>", "</think>"),
     "qwen3": ReasoningFormat("<think>", "</think>"),
@@ -156,10 +156,10 @@ REASONING_FORMATS = {
 def reasoning_format(model_type: str) -> ReasoningFormat:
     """Return the format of a model type. Raises RequestError for an unknown one."""
     try:
-        return REASONING_FORMATS[model_type.lower()]
+        return MODEL_TYPES[model_type.lower()]
     except (KeyError, AttributeError):
         raise RequestError(
-            f"model_type must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param="model_type"
+            f"model_type must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}", param="model_type"
         ) from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...runtime.protocol.errors import RequestError
 
-WHITESPACE = r"[ ]?"
+OPTIONAL_SPACE = r"[ ]?"
 MAX_LENGTH = 1 << 20  # of the expression
 _CHARACTER = r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})'
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
@@ -45,7 +45,7 @@ def build_regex_from_object(object: Any, whitespace_pattern: str | None = None) 
         schema = object
     if not isinstance(schema, Mapping):
         raise _refused("must be a Pydantic model or a JSON schema", object)
-    space = WHITESPACE if whitespace_pattern is None else f"(?:{whitespace_pattern})"
+    space = OPTIONAL_SPACE if whitespace_pattern is None else f"(?:{whitespace_pattern})"
     return SchemaRegex(schema, space).of(schema, ())
 
 

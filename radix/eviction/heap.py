@@ -31,7 +31,7 @@ class EvictionHeap:
         return self._num_entries
 
     def order(self, node: TreeNode) -> Key:
-        """The node's place among all nodes now, whether it is here or not."""
+        """Return the node's place among all nodes now, whether it is here or not."""
         return self._strategy.order(self._strategy.group(node), self._strategy.key(node))
 
     def offer(self, node: TreeNode) -> None:

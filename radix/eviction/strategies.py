@@ -81,12 +81,12 @@ RETAINED = "retained"  # the group of leaves that clients have asked to keep
 
 
 def _retained_until(forecast: ReuseForecast, node: TreeNode) -> float:
-    """The time until which a client has asked to keep the node; 0 if none has."""
+    """Return the time until which a client has asked to keep the node; 0 if none has."""
     return max((forecast.retained_until(owner) or 0.0 for owner in node.soft_pins or ()), default=0.0)
 
 
 def _last_wait(forecast: ReuseForecast, node: TreeNode) -> tuple[float, WaitGroup] | None:
-    """The beginning and the group of the wait that began last, of those of the node's owners."""
+    """Return the beginning and the group of the wait that began last, of those of the node's owners."""
     owners = [owner for owner in node.soft_pins or () if forecast.retained_until(owner) is None]
     waits = [forecast.wait(owner) for owner in owners]
     return max(((wait.since, wait.group) for wait in waits), default=None)

@@ -33,7 +33,7 @@ _STOP = b""
 
 
 def replay_address(address: str) -> str:
-    """Address of the replay socket: the next TCP port, or a path beside an ipc path."""
+    """Return the address of the replay socket: the next TCP port, or a path beside an ipc path."""
     transport, _, place = address.partition("://")
     host, colon, port = place.rpartition(":")
     if transport == "tcp" and colon and port.isdigit():

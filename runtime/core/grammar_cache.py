@@ -27,7 +27,6 @@ from ...constrained import (
     SchemaOptions,
     StructuralTag,
     Vocabulary,
-    WhitespacePolicy,
 )
 from ...constrained.backends import BackendName, MatcherSource, backend
 from ..protocol.errors import RequestError
@@ -73,7 +72,6 @@ class GrammarCache:
         eos_ids: Iterable[int],
         *,
         engine: BackendName = "native",
-        whitespace: WhitespacePolicy = "bounded",
         additional_properties: AdditionalProperties = "closed",
         max_grammars: int = MAX_GRAMMARS,
         max_bytes: int = MAX_GRAMMAR_BYTES,
@@ -82,7 +80,7 @@ class GrammarCache:
         """`wait_for_loops` is called in a thread when a grammar needs the compiled loops and they are postponed."""
         vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
         try:
-            self._compile_source = backend(engine, vocabulary, whitespace=whitespace)
+            self._compile_source = backend(engine, vocabulary)
         except ImportError as error:
             raise RequestError(str(error), param="grammar_backend", code="missing_package") from None
         self._wait_for_loops = wait_for_loops
@@ -98,7 +96,7 @@ class GrammarCache:
         self._lock = Lock()
 
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
-        """Future of the compiled grammar. Do not cancel it: others may wait for it too.
+        """Return the future of the compiled grammar. Do not cancel it: others may wait for it too.
 
         Its exception is a RequestError (param: the kind of constraint, code "invalid_grammar") that names the fault.
         """

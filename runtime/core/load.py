@@ -28,7 +28,7 @@ from ..protocol.errors import RequestError
 from ..protocol.version import __version__
 from ..scheduler.jump_forward import Retokenise, Retokeniser
 from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
-from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
+from ..scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ..speculation.build import build_source, choose_source, draft_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
 from ..transfer.hub import TransferHub, uses_transfers
@@ -84,15 +84,15 @@ def load_core(
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     vocabulary = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
     adapters = Adapters(config, engine, info)
-    shape = _cache_shape(info)
-    cache = make_cache(config, **shape, events=config.kv_events is not None)
+    sizes = _cache_sizes(info)
+    cache = make_cache(config, sizes, events=config.kv_events is not None)
     publishers = _cache_event_services(config, info, cache)
     retokenise: Retokenise = Retokeniser(
         token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
     )
     log = None
     if config.log_plans is not None:
-        header = LogHeader.of(config, vocabulary, **shape, context_length=info.context_length)
+        header = LogHeader.of(config, vocabulary, sizes, info.context_length)
         log = PlanLog.open(config.log_plans, header)
         retokenise = log.retokenise(retokenise)
     recorder = CoreMetricsRecorder()
@@ -105,9 +105,11 @@ def load_core(
         vocabulary=vocabulary,
         grammars=grammars,
         context_length=info.context_length,
-        retokenise=retokenise,
-        prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
-        fetch_prefix=None if transfers is None else transfers.fetch,
+        calls=SchedulerCalls(
+            retokenise,
+            prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
+            fetch_prefix=None if transfers is None else transfers.fetch,
+        ),
         # How many steps fit depends on their time, which a replay does not know.
         continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
     )
@@ -170,14 +172,9 @@ def _model_info(config: CoreConfig, path: Path, name: str, engine: ForwardEngine
     )
 
 
-def _cache_shape(info: ModelInfo) -> dict[str, Any]:
-    """Return the sizes of the prefix cache, which a plan log repeats."""
-    shape: dict[str, Any] = {
-        name: getattr(info, name) for name in ("num_pages", "num_host_pages", "page_size", "num_state_slots")
-    }
-    if info.num_window_pages:
-        shape["windows"] = WindowSizes(info.num_window_pages, info.window, info.num_sinks)
-    return shape
+def _cache_sizes(info: ModelInfo) -> CacheSizes:
+    windows = WindowSizes(info.num_window_pages, info.window, info.num_sinks) if info.num_window_pages else None
+    return CacheSizes(info.num_pages, info.num_host_pages, info.page_size, info.num_state_slots, windows)
 
 
 def _cache_event_services(config: CoreConfig, info: ModelInfo, cache: PrefixCache) -> list[CacheEventService]:

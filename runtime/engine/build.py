@@ -32,7 +32,8 @@ from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
 from .kv_size import MeasureMemory, MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
-from .paths.step_graphs import CudaCapture, StepGraphs
+from .paths import EngineParts
+from .paths.step_graphs import CudaCapture, LargestStep, StepGraphs
 from .state_slots import allocate_states, check_recurrent_settings, limit_running
 from .window_size import WindowShare, window_share
 
@@ -123,21 +124,17 @@ def build_engine(
             with torch.inference_mode():
                 graphs.capture_all()  # here, because all ranks do it together
     return ForwardEngine(
-        model,
-        pool,
+        EngineParts(model, pool, group, source, graphs),
         context_length=context_length,
         max_running=max_running,
-        source=source,
-        graphs=graphs,
         kv_scales=scales,
-        group=group,
         threads=CpuThreads(resolved.num_weights, fixed=config.deterministic) if device.type == "cpu" else None,
     )
 
 
 @dataclass(frozen=True)
 class _Resolved:
-    """What settings, checkpoint and device decide together, before the weights are loaded."""
+    """Choices that settings, checkpoint and device make together, before the weights are loaded."""
 
     group: Group
     device: torch.device
@@ -208,15 +205,13 @@ def _load(config: CoreConfig, path: Path, resolved: _Resolved, on_progress: Prog
     ops = choose_ops(config, resolved.model_config, resolved.device)
     return load_model(
         path,
+        resolved.whole_config if resolved.streaming else resolved.whole_config.within(resolved.context_length),
         device=resolved.device,
         dtype=resolved.dtype,
         quantize=config.quantize,
         ops=ops,
         on_progress=on_progress,
         group=resolved.group,
-        context_length=resolved.context_length,
-        impl=config.model_impl,
-        streaming=resolved.streaming,
     )
 
 
@@ -232,18 +227,10 @@ def _graphs_factory(config: CoreConfig, resolved: _Resolved, model: Decoder) -> 
         return None
 
     def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
-        return StepGraphs(
-            model,
-            pool.layers,
-            max_rows=max_rows,
-            num_places=resolved.context_length,
-            captures=captures,
-            capture=CudaCapture(),
-            max_tokens=config.prefill_budget,
-            max_tree=config.speculative_num_draft_tokens,
-            group=resolved.group,
-            has_windows=pool.windows is not None,
+        largest = LargestStep(
+            max_rows, resolved.context_length, config.prefill_budget, config.speculative_num_draft_tokens
         )
+        return StepGraphs(model, pool, largest, CudaCapture(), captures=captures, group=resolved.group)
 
     return make_graphs
 

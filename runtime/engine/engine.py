@@ -12,18 +12,15 @@ import torch
 
 from ...kernels import stored_size
 from ..models.config import ModelConfig
-from ..models.decoder import Decoder
 from ..models.lora.peft import AdapterWeights
-from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
 from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
-from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import ChosenScales, kv_dtype_name
-from .kv_pool import PAGE_SIZE, KvPool, KvShape
-from .paths.step_graphs import StepGraphs
+from .kv_pool import PAGE_SIZE, KvShape
+from .paths import EngineParts
 
 NO_SCALES = ChosenScales(None, "none")
 
@@ -58,20 +55,15 @@ class ForwardEngine:
 
     def __init__(
         self,
-        model: Decoder,
-        pool: KvPool,
+        parts: EngineParts,
         *,
         context_length: int | None = None,
         max_running: int = DEFAULT_MAX_RUNNING,
-        source: DraftSource | None = None,
-        graphs: StepGraphs | None = None,
         kv_scales: ChosenScales = NO_SCALES,
-        group: Group = SINGLE_RANK,
         threads: CpuThreads | None = None,
     ) -> None:
-        """`group` are the ranks that run the same plans, each on its part of the model; rank 0 has the draft source."""
-        config = model.config
-        self._runner = ModelRunner(model, pool, group, source, graphs)
+        model, pool, config = parts.model, parts.pool, parts.model.config
+        self._runner = ModelRunner(model, pool, parts.group, parts.source, parts.graphs)
         self._threads = threads
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -133,7 +125,7 @@ class ForwardEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where `read_pages` returns pages."""
+        """Device on which `read_pages` returns pages."""
         return self._runner.model.device
 
     @property

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, StreamingAttention, to_device
-from ..models.decoder import Decoder, DecoderInputs
+from ..models.decoder import Decoder
+from ..models.decoder_inputs import DecoderInputs
 from ..models.lora.adapters import StepAdapters
 from ..models.recurrent.memory import RecurrentStep
 from ..scheduler.drafts.tree import is_chain

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import INT4, QUANTISED_MAX
+from ...kernels import PACKED_INT4, QUANTISED_MAX
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.parallel.group import SINGLE_RANK, Group
@@ -30,7 +30,7 @@ KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
-    "int4": INT4,
+    "int4": PACKED_INT4,
 }
 _E4M3_CAPABILITY = (8, 9)  # CUDA devices convert e4m3 from this capability on
 
@@ -47,12 +47,12 @@ def choose_kv_dtype(
             f"kv_dtype 'fp8' needs a device of compute capability 8.9, {device} has {capability}: use int8",
             param="kv_dtype",
         )
-    if chosen == INT4 and is_latent:
+    if chosen == PACKED_INT4 and is_latent:
         raise RequestError(
             "kv_dtype 'int4' is not for latent attention, whose values are a part of the keys: use fp8 or int8",
             param="kv_dtype",
         )
-    if chosen == INT4 and head_dim % 4:
+    if chosen == PACKED_INT4 and head_dim % 4:
         raise RequestError(
             f"kv_dtype 'int4' needs heads whose size is a multiple of 4, this model's is {head_dim}: use int8",
             param="kv_dtype",
@@ -85,7 +85,7 @@ def choose_scales(
     Raises CheckpointError when a file is not readable or of another model, RequestError when `kv_scales` is set for a
     dtype without scales.
     """
-    if dtype not in QUANTISED_MAX and dtype != INT4:
+    if dtype not in QUANTISED_MAX and dtype != PACKED_INT4:
         if config.kv_scales is not None:
             raise RequestError(
                 f"kv_scales are for kv_dtype fp8, int8 and int4, not {config.kv_dtype!r}", param="kv_scales"
@@ -94,17 +94,17 @@ def choose_scales(
     file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
         found = read_ranges(file, model.whole_config)
-        if dtype != INT4 or found.k_LKD is not None:
+        if dtype != PACKED_INT4 or found.k_LKD is not None:
             whole = found.scales(dtype)
             return ChosenScales(_own(whole, model), str(file), _digest(whole))
         if config.kv_scales is not None:
             raise CheckpointError(file, "has no k_channel_absmax, which int4 needs: run `ramiform calibrate-kv` again")
-    if dtype != INT4 and (stored := read_kv_scales(path, model.whole_config, dtype)) is not None:
+    if dtype != PACKED_INT4 and (stored := read_kv_scales(path, model.whole_config, dtype)) is not None:
         return ChosenScales(_own(stored, model), "checkpoint", _digest(stored))
     ranges = measure(model, random_texts(model.config), group)
     # Four-bit keys and values have scales of their own: the channels' only balance them, and clip nothing.
     logger.log(
-        logging.INFO if dtype == INT4 else logging.WARNING,
+        logging.INFO if dtype == PACKED_INT4 else logging.WARNING,
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "
         "Better ones: ramiform calibrate-kv %s --data TEXTS",
         kv_dtype_name(dtype),

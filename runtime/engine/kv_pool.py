@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ...kernels import INT4, QUANTISED_MAX, KvCache, stored_size
+from ...kernels import PACKED_INT4, QUANTISED_MAX, KvCache, stored_size
 from ...kernels.huge_pages import zeros_in_huge_pages
 from ..models.config import ModelConfig
 from ..models.stored.kv_scales import KvScales
@@ -80,7 +80,9 @@ class KvMemory:
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
-        assert (scales is not None) == (self.k_LSKD.dtype in (*QUANTISED_MAX, INT4)), "quantised caches need scales"
+        assert (scales is not None) == (self.k_LSKD.dtype in (*QUANTISED_MAX, PACKED_INT4)), (
+            "quantised caches need scales"
+        )
         if scales is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
         scales = scales.to(self.k_LSKD.device)

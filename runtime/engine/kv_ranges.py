@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import INT4, QUANTISED_MAX
+from ...kernels import PACKED_INT4, QUANTISED_MAX
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
@@ -27,8 +27,8 @@ from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory
 from .paths.stages import hidden_and_features
 
-FILE_NAME = "kv_scales.json"
-CHUNK = 512  # tokens computed at once
+KV_SCALES_FILE = "kv_scales.json"
+TOKENS_AT_ONCE = 512  # tokens computed at once
 
 # Headroom above the largest number seen. It costs e4m3 only its smallest numbers, but int8 resolution.
 MARGIN = {torch.float8_e4m3fn: 2.0, torch.int8: 1.1}
@@ -45,7 +45,7 @@ class KvRanges:
 
     def scales(self, dtype: torch.dtype) -> KvScales:
         """Return the scales for codes of `dtype`; four-bit ones need the ranges by channel."""
-        if dtype == INT4:
+        if dtype == PACKED_INT4:
             assert self.k_LKD is not None, "four-bit keys need ranges by channel"
             return KvScales(_channel_scales(self.k_LKD), None)
         factor = MARGIN[dtype] / QUANTISED_MAX[dtype]
@@ -82,7 +82,7 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
     for text in texts:
         pages = list(range(-(-len(text) // PAGE_SIZE)))
         memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
-        chunk = CHUNK if config.recurrent is None else len(text)  # recurrent states have no slots here
+        chunk = TOKENS_AT_ONCE if config.recurrent is None else len(text)  # recurrent states have no slots here
         for start in range(0, len(text), chunk):
             row = Row(rid="", tokens=list(text[start : start + chunk]), first_position=start, pages=pages)
             hidden_and_features([row], np.array([len(row.tokens) - 1]), model, memory.layers(), group, ())
@@ -118,7 +118,7 @@ class _RangesFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def ranges_file(path: Path) -> Path:
     """Return the path of the ranges file: in a checkpoint's directory, or next to a model that is one file."""
-    return path / FILE_NAME if path.is_dir() else path.with_suffix("." + FILE_NAME)
+    return path / KV_SCALES_FILE if path.is_dir() else path.with_suffix("." + KV_SCALES_FILE)
 
 
 def write_ranges(ranges: KvRanges, file: Path) -> None:
@@ -136,7 +136,7 @@ def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
         content = msgspec.json.decode(file.read_bytes(), type=_RangesFile)
     except OSError as error:
         raise CheckpointError(file, f"not readable: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # also of bad UTF-8
         raise CheckpointError(file, f"not what `ramiform calibrate-kv` writes: {error}") from None
     for name, rows in (("k_absmax", content.k_absmax), ("v_absmax", content.v_absmax)):
         if len(rows) != config.num_kv_layers or any(len(row) != config.num_kv_heads for row in rows):

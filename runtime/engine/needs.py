@@ -43,7 +43,7 @@ OF_SAMPLING_ONLY: frozenset[Need] = frozenset({"Row.mask"})
 FILTERS: frozenset[Need] = frozenset(
     f"Sample.{name}" for name in Sample.__struct_fields__ if name in PARAMETERS and PARAMETERS[name].stage == "draw"
 ) - {"Sample.temperature"}
-NOTHING: frozenset[Need] = frozenset()
+NO_NEEDS: frozenset[Need] = frozenset()
 
 
 class Needs(NamedTuple):
@@ -78,7 +78,7 @@ class _Conditions:
         if found.count(self._defaults) != len(found):
             columns = zip(self._needs, zip(*found, strict=True), self._defaults, strict=False)
             needs += [need for need, column, default in columns if any(value != default for value in column)]
-        return frozenset(needs) if needs else NOTHING
+        return frozenset(needs) if needs else NO_NEEDS
 
 
 def conditions_of(struct: type[msgspec.Struct]) -> _Conditions:
@@ -98,7 +98,7 @@ def needs_of(plan: ForwardPlan) -> Needs:
     needs = _PLAN.of([plan]) | (of_rows - OF_SAMPLING_ONLY)
     if "Row.state" in needs:
         needs |= _STATE.of([row.state for row in rows if row.state is not None])
-    return Needs(needs, NOTHING if "Row.follows" in needs else _sampling_needs(rows, of_rows))
+    return Needs(needs, NO_NEEDS if "Row.follows" in needs else _sampling_needs(rows, of_rows))
 
 
 def sampling_needs(rows: Sequence[Row]) -> frozenset[Need]:
@@ -116,7 +116,7 @@ def _sampling_needs(rows: Sequence[Row], of_rows: frozenset[Need]) -> frozenset[
     return needs
 
 
-_last_samples: tuple[list[Sample], frozenset[Need]] = [], NOTHING  # those of the last call, and their needs
+_last_samples: tuple[list[Sample], frozenset[Need]] = [], NO_NEEDS  # those of the last call, and their needs
 
 
 def _of_samples(samples: list[Sample]) -> frozenset[Need]:
@@ -125,6 +125,6 @@ def _of_samples(samples: list[Sample]) -> frozenset[Need]:
     last, needs = _last_samples
     if samples != last:
         drawn = [own for own in samples if own.temperature > 0]
-        needs = _SAMPLE.of(samples) | (_FILTERS.of(drawn) if drawn else NOTHING)
+        needs = _SAMPLE.of(samples) | (_FILTERS.of(drawn) if drawn else NO_NEEDS)
         _last_samples = samples, needs
     return needs

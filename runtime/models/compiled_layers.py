@@ -57,6 +57,7 @@ from ...kernels.cpu.step.phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .compiled_blocks import CompiledBlock, takes
 from .config import ModelConfig
+from .decoder_inputs import DecoderInputs
 from .families.row import Activation, QkNorm
 from .lora.adapters import StepAdapters
 from .norm import Norm, RmsNorm
@@ -93,6 +94,16 @@ class StepScratch(NamedTuple):
     gated_RI: Floats
     prepared: Bytes
     mixture: Ints
+
+
+class StepResults(NamedTuple):
+    """Memory that a step writes results to, and which of them are wanted."""
+
+    wanted_O: Ints | None  # tokens of the stream after the last layer; None: all, which have the memory of the input
+    last_OE: Floats  # of the wanted tokens
+    captures: Sequence[int]  # layers
+    captured_XTE: Floats  # of their inputs
+    logits_OV: Floats | None  # None: the head is not computed
 
 
 class CompiledLayers:
@@ -175,15 +186,11 @@ class CompiledLayers:
     def forward(
         self,
         x_TE: torch.Tensor,
-        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        slots_T: torch.Tensor,
-        window_slots_T: torch.Tensor | None,
+        inputs: DecoderInputs,
         kv: Sequence[KvCache],
-        attentions: Mapping[int | None, Attention],
         captures: Sequence[int],
         wanted_O: torch.Tensor | None,
-        adapters: StepAdapters | None = None,
-        query_scales_T: torch.Tensor | None = None,
+        query_scales_T: torch.Tensor | None,
         *,
         with_head: bool = False,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -191,16 +198,15 @@ class CompiledLayers:
 
         With `with_head`, the head's products are returned instead of the stream, in float32 [T, V] or [O, V].
 
-        Keys and values of all tokens are stored in their slots. With `wanted_O` the stream is that of these tokens,
-        [O, E]. `window_slots_T` are those of layers with a window, None: the same. `kv` has one entry per layer,
-        `attentions` one per window. `query_scales_T` are factors of queries in layers without positions. All results
-        have the dtype of `x_TE`, which may be overwritten.
+        Keys and values of all tokens are stored in their slots. With `wanted_O`, and whatever `inputs` want, the stream
+        is that of these tokens, [O, E]. `kv` has one entry per layer. `query_scales_T` are factors of queries in layers
+        without positions. All results have the dtype of `x_TE`, which may be overwritten.
         """
         config, (T, E) = self._config, x_TE.shape
-        plans = [own.plan for own in map(attentions.get, self.windows) if isinstance(own, CompiledAttention)]
-        slots_ST = slots_T.numpy().reshape(1, T)
-        if window_slots_T is not None:
-            slots_ST = np.stack((slots_T.numpy(), window_slots_T.numpy()))
+        plans = [own.plan for own in map(inputs.attention.get, self.windows) if isinstance(own, CompiledAttention)]
+        slots_ST = inputs.slots_T.numpy().reshape(1, T)
+        if inputs.window_slots_T is not None:
+            slots_ST = np.stack((inputs.slots_T.numpy(), inputs.window_slots_T.numpy()))
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
         last_plan = NO_PLAN
         if 0 < 2 * len(wanted) <= T:
@@ -213,17 +219,14 @@ class CompiledLayers:
         captured_XTE = np.empty((len(captures), T, E), np.float32)
         x = x_TE.float().numpy()
         settings = self.settings(
-            [side_by_side(parts, T, config.head_dim) for parts in zip(*angles, strict=True)],
+            [side_by_side(parts, T, config.head_dim) for parts in zip(*inputs.angles, strict=True)],
             slots_ST,
-            None if wanted_O is None else wanted,
-            last_OE,
             self.scratch_of(max(T, len(wanted))),  # a token may be wanted twice
-            captures,
-            captured_XTE,
-            adapters,
-            logits_OV,
-            np.empty(0, np.float32) if query_scales_T is None else query_scales_T.numpy(),
+            StepResults(None if wanted_O is None else wanted, last_OE, captures, captured_XTE, logits_OV),
+            inputs.adapters,
         )
+        if query_scales_T is not None:
+            settings = settings._replace(query_scales_T=query_scales_T.numpy())
         caches, num_slots = self.descriptors(kv, x_TE.dtype), len(slots_ST)
         arrays = plans[0].array, plans[-1].array, last_plan
         self.compute(x, caches, arrays, settings, num_slots=num_slots, with_head=with_head)
@@ -237,18 +240,14 @@ class CompiledLayers:
         self,
         angles: Sequence[Floats],
         slots_ST: Ints,
-        wanted_O: Ints | None,
-        last_OE: Floats,
         scratch: StepScratch,
-        captures: Sequence[int],
-        captured_XTE: Floats,
-        adapters: StepAdapters | None,
-        logits_OV: Floats | None,
-        query_scales_T: Floats,
+        results: StepResults,
+        adapters: StepAdapters | None = None,
     ) -> StepSettings:
         """Return the arguments of `decoder_layers` behind those of `StepInputs`. `angles` are cosines and sines
-        [P, T, D]."""
+        [P, T, D]. Queries are not scaled."""
         config, L = self._config, len(self._records_LFW)
+        wanted_O, last_OE, captures, captured_XTE, logits_OV = results
         capture_of_L = np.full(L, -1)
         for place, index in enumerate(captures):
             capture_of_L[index] = place
@@ -282,7 +281,7 @@ class CompiledLayers:
             rounds_stream=self._rounds_stream,
             logits_OV=np.empty((0, 0), np.float32) if logits_OV is None else logits_OV,
             mixture_factors=self._mixture_factors,
-            query_scales_T=query_scales_T,
+            query_scales_T=np.empty(0, np.float32),
             **scratch._asdict(),
         )
 

@@ -156,6 +156,12 @@ class ModelConfig:
         """Return True when the layer rotates by `second_rope`."""
         return bool(self.second_rope_layers) and self.second_rope_layers[layer]
 
+    def within(self, context_length: int) -> ModelConfig:
+        """Return the config for sequences of at most `context_length` tokens."""
+        # A chunk that holds the whole context hides nothing.
+        windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in self.windows)
+        return replace(self, rope=self.rope.within(context_length), windows=windows)
+
     def streamed(self, streaming: StreamingSizes) -> ModelConfig:
         """Return the config with sinks and a rolling window in all layers that look farther back.
 

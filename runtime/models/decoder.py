@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,10 +18,11 @@ from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, f
 from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
+from .decoder_inputs import DecoderInputs
 from .fixed_rows import with_fixed_product, with_fixed_rows
 from .latent.attention import Expansion, LatentStep
 from .linear import DenseLinear, Linear
-from .lora.adapters import AdapterProducts, LoraLayers, StepAdapters
+from .lora.adapters import AdapterProducts, LoraLayers
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
@@ -37,21 +38,6 @@ if TYPE_CHECKING:
 # Rows per product in deterministic mode. Fewer rows waste less in small steps, more read the weights less often in
 # large ones.
 ROWS_PER_PRODUCT = {"cpu": 16, "cuda": 64}
-
-
-@dataclass(frozen=True)
-class DecoderInputs:
-    """Inputs of one step: the tokens of all rows, concatenated."""
-
-    ids_T: torch.Tensor
-    positions_T: torch.Tensor
-    angles: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # cos and sin [T, 1, D] of the rope, then of the second one
-    slots_T: torch.Tensor  # the KV slot of each token
-    attention: dict[int | None, Attention]  # by window
-    wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
-    recurrent: RecurrentStep | None = None  # of a model with recurrent layers
-    adapters: StepAdapters | None = None  # None: all tokens are the base's
-    window_slots_T: torch.Tensor | None = None  # those of layers with a window, if they are others
 
 
 class Decoder:
@@ -215,14 +201,10 @@ class Decoder:
             return self.logits(self.hidden(inputs, kv))
         products_OV, _ = compiled.forward(
             self.embed(inputs.ids_T, inputs.positions_T),
-            inputs.angles,
-            inputs.slots_T,
-            inputs.window_slots_T,
+            inputs,
             kv,
-            inputs.attention,
             (),
             inputs.wanted_O,
-            inputs.adapters,
             self.query_scales(inputs.positions_T),
             with_head=True,
         )
@@ -269,14 +251,10 @@ class Decoder:
         if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
             stream, copies = self._compiled.forward(
                 stream_TE,
-                inputs.angles,
-                inputs.slots_T,
-                inputs.window_slots_T,
+                inputs,
                 kv,
-                inputs.attention,
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
-                adapters,
                 self.query_scales(inputs.positions_T),
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}

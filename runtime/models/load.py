@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import Chunk, Ops, StreamingSizes, for_device
-from ..protocol.config import ModelImplName
+from ...kernels import Ops, for_device
 from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -36,6 +35,7 @@ _EXPERT = re.compile(r"model\.layers\.\d+\.\w+\.experts\.(\d+)\.")
 
 def load_model(
     path: Path,
+    config: ModelConfig | None = None,
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -43,30 +43,22 @@ def load_model(
     ops: Ops | None = None,
     on_progress: Progress | None = None,
     group: Group = SINGLE_RANK,
-    context_length: int | None = None,
-    impl: ModelImplName = "native",
-    streaming: StreamingSizes | None = None,
 ) -> Decoder:
     """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
-    The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
-    layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
-    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`, `streaming` as for
-    `ModelConfig.streamed`.
+    `config` is the checkpoint's from `read_config`, as the settings change it; None: as it is read. The weights get
+    `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear layers of a dense
+    checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
-    config = read_config(path, impl)
+    config = config or read_config(path)
     _check_size(path, config)
     if not config.is_native:
         from .transformers_backend.decoder import load_transformers_model
 
         return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
-    if streaming is not None:
-        config = config.streamed(streaming)
-    elif context_length is not None:
-        config = _within(config, context_length)
     if device.type != "cpu":
         config = _with_blocks_of_device(config)
     if quantize is not None:
@@ -82,13 +74,6 @@ def load_model(
     for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
         linear.finish()
     return Decoder(config, parameters, ops, group)
-
-
-def _within(config: ModelConfig, context_length: int) -> ModelConfig:
-    """Return the config for sequences of at most `context_length` tokens."""
-    # A chunk that holds the whole context hides nothing.
-    windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in config.windows)
-    return replace(config, rope=config.rope.within(context_length), windows=windows)
 
 
 def _with_blocks_of_device(config: ModelConfig) -> ModelConfig:

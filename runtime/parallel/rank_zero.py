@@ -104,7 +104,7 @@ class RankZeroEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where `read_pages` returns pages: ranks put theirs together in host memory."""
+        """Device on which `read_pages` returns pages: ranks put theirs together in host memory."""
         return torch.device("cpu")
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:

@@ -84,7 +84,7 @@ class Runtime:
         return self._process.poll() is None
 
     def connection(self) -> Connection:
-        """The connection that all programs of this process share."""
+        """Return the connection that all programs of this process share."""
         with self._connecting:
             if self._connection is None:
                 self._connection = Connection(self.address)

@@ -28,7 +28,8 @@ from .state_interpreter import ForkStep, JoinStep, RunQueue, StateInterpreter, S
 
 
 class ProgramInterpreter:
-    """Single-threaded. A program ends with its last state, or when its budget is spent (`Lost`).
+    """Interprets the programs of one client, in one thread. A program ends with its last state, or when its budget is
+    spent (`Lost`).
 
     `open_executor(state)` makes the executor of a program's first state, those of forks come from it;
     `states_ended(program, states)` is called when a client closed states, and with None when a program is over;

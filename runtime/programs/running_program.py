@@ -14,7 +14,7 @@ from ..protocol.session import Budget, Gen, Sequence
 
 
 class Timer(Protocol):
-    """asyncio.TimerHandle or threading.Timer."""
+    """Interface of a running timer: that of asyncio.TimerHandle and threading.Timer."""
 
     def cancel(self) -> None: ...
 

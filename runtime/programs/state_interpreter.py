@@ -121,7 +121,7 @@ class RunQueue:
             self._running = False
 
     def _take(self) -> list[StateInterpreter]:
-        """The states woken since the last call, the first one last."""
+        """Return the states woken since the last call, the first one last."""
         woken, self._woken = self._woken, []
         woken.reverse()
         return woken

@@ -396,11 +396,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     def share(self, limit: int | None) -> int | None:
-        """One frontend's part of a limit that all share, rounded up."""
+        """Return one frontend's part of a limit that all share, rounded up."""
         return None if limit is None else -(-limit // self.frontends)
 
     def url(self, port: int | None) -> str:
-        """URL of the HTTP server; `port` is the bound port, None at a Unix socket."""
+        """Return the URL of the HTTP server; `port` is the bound port, None at a Unix socket."""
         if port is None:
             return f"unix:{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -411,7 +411,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.client_address_of(0)
 
     def client_address_of(self, frontend: int) -> str:
-        """Address for programs. They connect to the first frontend, which may send them on."""
+        """Return the address for programs. They connect to the first frontend, which may send them on."""
         return f"ipc://{self.socket_dir}/frontend" + (f"-{frontend}" if frontend else "")
 
     @property

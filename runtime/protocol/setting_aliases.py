@@ -171,7 +171,7 @@ def setting_for_alias(name: str) -> str | None:
 
 
 def suggest_setting(name: str, known: Collection[str]) -> str | None:
-    """The one of the `known` settings that `name` probably means, or None."""
+    """Return the one of the `known` settings that `name` probably means, or None."""
     if (ours := setting_for_alias(name)) is not None:
         return ours if ours in known else None
     near = difflib.get_close_matches(name, known, 1, cutoff=0.75)

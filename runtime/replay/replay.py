@@ -20,7 +20,7 @@ from ..protocol.sampling import Constraint, TokenLogprob
 from ..scheduler.jump_forward import CONTEXT_TOKENS
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
 from ..scheduler.plan_log import LogEntry, LoggedMessage, LoggedPlan, LoggedResult, LoggedRetokenisation, LogHeader
-from ..scheduler.scheduler import Scheduler, make_cache
+from ..scheduler.scheduler import Scheduler, SchedulerCalls, make_cache
 
 
 @dataclass
@@ -138,18 +138,11 @@ class _ReplayScheduler:
         )
         self.scheduler = Scheduler(
             header.config,
-            cache=make_cache(
-                header.config,
-                num_pages=header.num_pages,
-                num_host_pages=header.num_host_pages,
-                page_size=header.page_size,
-                num_state_slots=header.num_state_slots,
-                windows=header.windows,
-            ),
+            cache=make_cache(header.config, header.cache_sizes()),
             vocabulary=vocabulary,
             grammars=self.grammars,
             context_length=header.context_length,
-            retokenise=self.retokeniser,
+            calls=SchedulerCalls(self.retokeniser),
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0
@@ -265,7 +258,7 @@ class _LoggedResults:
         )
 
     def result_of(self, row: Row) -> RowResult:
-        """Result of a row. Unknown values are made up: that request has been aborted."""
+        """Return the result of a row. Unknown values are made up: that request has been aborted."""
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
         pooled = None if row.pool_from is None else bytes(self._sizes.get(row.rid, 0))
         if row.sample is None:

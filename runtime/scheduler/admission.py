@@ -57,7 +57,7 @@ class WaitingQueue:
         self.remove(request)
 
     def front(self, context: QueueContext) -> list[Request]:
-        """Requests that may start now, in order."""
+        """Return the requests that may start now, in order."""
         if len(self._by_place) == 1:
             return self._by_place[:]
         arranged = self._policy.arrange(self._by_place[:MAX_ARRANGED], context)
@@ -231,8 +231,8 @@ class Admission:
         return self._cache.match(request.tokens, request.message.namespace, limit=request.reuse_limit)
 
     def _num_cached_recently(self, request: Request) -> int:
-        """Number of cached tokens, measured every few rounds: for ordering, where a stale value costs time but no
-        tokens."""
+        """Return the number of cached tokens, measured every few rounds: for ordering, where a stale value costs time
+        but no tokens."""
         if (
             request.rid not in self._num_cached_by_rid
             or (self._num_admissions + request.serial) % _MEASURE_INTERVAL == 0
@@ -245,7 +245,7 @@ class Admission:
         self._num_cached_by_rid.pop(request.rid, None)
 
     def _reserved_pages(self, growths: list[MemoryGrowth], request: Request, num_matched: int, max_tokens: int) -> int:
-        """Number of pages that must stay available when the request starts."""
+        """Return the number of pages that must stay available when the request starts."""
         if not growths:
             return 0  # alone it fits whatever its length: `length_limit` saw to that
         num_pages = self._cache.pages_for(min(num_matched + max_tokens, len(request.tokens)))

@@ -126,7 +126,8 @@ def _keep_logprob(request: Request, result: RowResult, index: int, *, forced: bo
 
 
 def _sampled_answer(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
-    """Message with the output's first `num_done` tokens, as far as the client lacks them; None to wait for more."""
+    """Return the message with the output's first `num_done` tokens, as far as the client lacks them; None to wait for
+    more."""
     num_new = num_done - request.num_sent
     request.num_settled = num_done
     if not num_new or (finish is None and num_new < BULK_TOKENS and _is_in_bulk(request)):

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ...radix.cache import PrefixCache
-from ...radix.lease import Lease
+from ...radix.lease import Lease, LeaseUser, SparePages
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
-from ..protocol.config import CoreConfig
+from ..protocol.config import PAGE_SIZE, CoreConfig
 from .drafts.prepared_draft import PreparedDraft
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .request import Request
@@ -30,24 +31,25 @@ CONTINUOUS_SECONDS, CONTINUOUS_SECONDS_TO_STOP_STRINGS = 0.016, 0.004
 MAX_CONTINUOUS = 16  # decode steps of one plan
 
 
-def make_cache(
-    config: CoreConfig,
-    *,
-    num_pages: int,
-    num_host_pages: int,
-    page_size: int,
-    num_state_slots: int = 0,
-    windows: WindowSizes | None = None,
-    events: bool = False,
-) -> PrefixCache:
+class CacheSizes(NamedTuple):
+    """Sizes of a prefix cache, which follow from the engine's memory."""
+
+    num_pages: int
+    num_host_pages: int = 0
+    page_size: int = PAGE_SIZE
+    num_state_slots: int = 0  # 0: the model has no recurrent layers
+    windows: WindowSizes | None = None  # None: pages hold the keys and values of all layers
+
+
+def make_cache(config: CoreConfig, sizes: CacheSizes, *, events: bool = False) -> PrefixCache:
     """Make the prefix cache of a scheduler with these settings."""
     return PrefixCache(
-        num_pages,
-        page_size,
+        sizes.num_pages,
+        sizes.page_size,
         config.prefix_cache,
-        num_host_pages=num_host_pages,
-        num_state_slots=num_state_slots,
-        windows=None if windows is None else WindowPages(windows, page_size),
+        num_host_pages=sizes.num_host_pages,
+        num_state_slots=sizes.num_state_slots,
+        windows=None if sizes.windows is None else WindowPages(sizes.windows, sizes.page_size),
         strategy=config.eviction,
         events=events,
     )
@@ -63,7 +65,7 @@ class PrefillBudget:
         self._num_left_for_long = num_left - reserve
 
     def offer(self, num_uncomputed: int) -> int:
-        """Number of tokens that a prompt with `num_uncomputed` tokens to go may have."""
+        """Return the number of tokens that a prompt with `num_uncomputed` tokens to go may have."""
         if num_uncomputed > self._num_prompt:
             return self._num_left_for_long
         return min(num_uncomputed, self.num_left)
@@ -161,10 +163,8 @@ class Batch:
             request.message.namespace,
             limit=request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
-            spare=spare,
-            window_spare=min(spare, self._window_growth(request, num_matched + max_tokens)),
-            priority=request.message.priority,
-            program_id=request.program_id,
+            spare=SparePages(spare, min(spare, self._window_growth(request, num_matched + max_tokens))),
+            user=LeaseUser(request.program_id, request.message.priority),
         )
         if lease is None:
             return None
@@ -231,7 +231,7 @@ class Batch:
         return extended
 
     def num_free_slots(self, item: ScheduledRequest) -> int:
-        """Number of slots that the share could have for draft tokens without retracting a request."""
+        """Return the number of slots that the share could have for draft tokens without retracting a request."""
         lease = item.request.lease
         assert lease is not None
         num_available = self._cache.num_available * self._cache.page_size
@@ -304,7 +304,7 @@ class Batch:
         return RowState(lease.states.slot, saves)
 
     def _kept_states(self, request: Request, first: int, end: int) -> dict[int, bool]:
-        """Positions in (first, end] at which a state is kept, and whether as a strong one."""
+        """Return the positions in (first, end] at which a state is kept, and whether as a strong one."""
         assert request.lease is not None
         if not self._cache.enabled or request.lease.states is None:
             return {}

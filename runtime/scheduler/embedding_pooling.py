@@ -31,7 +31,7 @@ class EmbeddingPooling:
         self.next_position = end
 
     def embedding(self) -> bytes:
-        """The embedding, float32, little-endian. Call when all tokens are added."""
+        """Return the embedding, float32, little-endian. Call when all tokens are added."""
         assert self._sum_E is not None
         assert self.next_position == self._num_tokens
         mean_E: np.ndarray = (self._sum_E / (self._num_tokens - self._first)).astype("<f4")

@@ -28,7 +28,7 @@ class GrammarProvider(Protocol):
     """Compiles grammars."""
 
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
-        """Future of the compiled grammar. Its exception says what is wrong with the constraint."""
+        """Return the future of the compiled grammar. Its exception says what is wrong with the constraint."""
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
         """Say that one caller of `get` no longer waits for `future`."""

@@ -58,13 +58,13 @@ class Retokeniser:
         return []
 
     def _settled_ids(self, context_text: str, text: str, ends: list[int]) -> list[int]:
-        """The first ids of `context_text + text` that stay the same for every place in `ends` where a longer token may
-        begin."""
+        """Return the first ids of `context_text + text` that stay the same for every place in `ends` where a longer
+        token may begin."""
         encodings = [self._encode(context_text + text[:end]) for end in ends]
         return [column[0] for column in takewhile(_all_equal, zip(*encodings, strict=False))]
 
     def _seam_ends(self, text: str) -> list[int]:
-        """Places in the text, in characters, where a token may begin that reaches beyond its end,
+        """Return the places in the text, in characters, where a token may begin that reaches beyond its end,
         and the end itself."""
         ends = [len(text)]
         num_bytes = 0
@@ -81,7 +81,7 @@ class Retokeniser:
         return ends
 
     def _text_before(self, before: Sequence[int]) -> list[int]:
-        """The last tokens before the seam that are text, without a special token in between."""
+        """Return the last tokens before the seam that are text, without a special token in between."""
         return list(takewhile(self._bytes_of, reversed(before[-CONTEXT_TOKENS:])))[::-1]
 
     def _is_proper_token_prefix(self, data: bytes) -> bool:

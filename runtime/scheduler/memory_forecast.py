@@ -24,7 +24,7 @@ class MemoryGrowth(NamedTuple):
 
 
 def peak_pages(growths: Iterable[MemoryGrowth], page_size: int) -> int:
-    """Pages needed beyond those held, at the worst moment. `growths` must be sorted."""
+    """Return the pages needed beyond those held, at the worst moment. `growths` must be sorted."""
     growths = list(growths)
     running = len(growths)
     # One page more for each: the last page is seldom full, and lengths are estimates.
@@ -65,8 +65,8 @@ class OutputLengthEstimator:
         self._safety_factor = min(MAX_SAFETY_FACTOR, 1.2 * self._safety_factor)
 
     def remaining(self, num_tokens: int, most: int, quantile: float) -> int:
-        """Expected number of tokens that an output of `num_tokens` tokens adds, at most `most`: that of the recent
-        output at `quantile`, in [0, 1), of those that were longer."""
+        """Return the expected number of tokens that an output of `num_tokens` tokens adds, at most `most`: that of the
+        recent output at `quantile`, in [0, 1), of those that were longer."""
         at = bisect_right(self._sorted, num_tokens)
         num_longer = len(self._sorted) - at
         index = quantile * (num_longer + NUM_PRIOR)

@@ -90,7 +90,8 @@ class RowState(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's part of a step. A decode row has one token, a prefill chunk many, a verification a tree after them.
+    """Part of a step that belongs to one request. A decode row has one token, a prefill chunk many, a verification a
+    tree after them.
 
     The last `len(parents)` tokens are draft nodes; those before, at least one, are committed. `parents[i]` is the index
     of the parent node, -1 for the last committed token. Parents come first, and siblings differ. Node i's KV goes to

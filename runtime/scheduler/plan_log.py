@@ -18,7 +18,7 @@ from ..protocol.errors import RequestError
 from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
-from .scheduler import Scheduler
+from .scheduler import CacheSizes, Scheduler
 
 logger = logging.getLogger("ramiform.core")
 
@@ -45,31 +45,26 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         cls,
         config: CoreConfig,
         vocabulary: VocabularyInfo,
-        *,
-        num_pages: int,
-        num_host_pages: int,
-        page_size: int,
+        sizes: CacheSizes,
         context_length: int,
-        num_state_slots: int = 0,
-        windows: WindowSizes | None = None,
     ) -> LogHeader:
         """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
         return cls(
             version=LOG_VERSION,
             config=config,
-            num_pages=num_pages,
-            num_host_pages=num_host_pages,
-            page_size=page_size,
-            num_state_slots=num_state_slots,
-            windows=windows,
             context_length=context_length,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),
+            **sizes._asdict(),
         )
 
+    def cache_sizes(self) -> CacheSizes:
+        """Return the sizes of the prefix cache."""
+        return CacheSizes(*(getattr(self, name) for name in CacheSizes._fields))
+
     def vocabulary(self) -> VocabularyInfo:
-        """The vocabulary facts that the header holds."""
+        """Return the vocabulary facts that the header holds."""
         decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
         return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids))
 
@@ -209,7 +204,7 @@ def read_log(lines: Iterable[bytes]) -> Iterator[LogEntry]:
             break  # the process ended while writing
         try:
             entry = decoder.decode(line)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, as that of bad UTF-8 is
             raise RequestError(f"line {number} is no entry of a plan log: {error}", param="file") from None
         if isinstance(entry, LogHeader) != (number == 1):
             raise RequestError("the file does not begin with a plan log's header", param="file")

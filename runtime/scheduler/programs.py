@@ -62,7 +62,7 @@ class LivePrograms:
                 self._cache.begin_wait(owner, QUEUED)
 
     def rank(self, program_id: str, serial: int) -> int:
-        """Seniority of a program, smaller for older ones: the serial number of its first request."""
+        """Return the seniority of a program, smaller for older ones: the serial number of its first request."""
         program = self._programs.get(program_id)
         if program is None:
             program = self._programs[program_id] = _LiveProgram(serial)
@@ -70,7 +70,7 @@ class LivePrograms:
         return program.rank
 
     def rank_of(self, message: Generate, owner: bytes, serial: int) -> int:
-        """Seniority of a request: its program's or its session's, or else its own."""
+        """Return the seniority of a request: its program's or its session's, or else its own."""
         if message.session is not None:
             return self.rank(session_id(message.session.name), serial)
         return serial if message.program is None else self.rank(program_id(owner, message.program), serial)
@@ -157,7 +157,7 @@ class LivePrograms:
         return program is not None and program.is_session and not program.is_running
 
     def has_started(self, request: Request) -> bool:
-        """True if a request of the program has started, or this one before it was retracted."""
+        """Return True if a request of the program has started, or this one before it was retracted."""
         program = None if request.program_id is None else self._programs.get(request.program_id)
         return request.num_retractions > 0 or (program is not None and program.has_started)
 
@@ -247,7 +247,7 @@ class LivePrograms:
 
 
 def _own_pins(request: Request) -> list[tuple[str, int]]:
-    """Owners of the soft pins of the state that the request belongs to."""
+    """Return the owners of the soft pins of the state that the request belongs to."""
     if request.program_id is None:
         return []
     if request.message.session is not None:

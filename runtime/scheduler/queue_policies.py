@@ -48,7 +48,8 @@ def _first_come_first_served(front: list[Request], context: QueueContext) -> lis
 
 
 def _longest_prefix_first(front: list[Request], context: QueueContext) -> list[Request]:
-    """Longest cached prefix first, before it can be evicted (SGLang, arXiv:2312.07104, section 3)."""
+    """Return the requests with the longest cached prefix first, before it can be evicted (SGLang, arXiv:2312.07104,
+    section 3)."""
     return sorted(front, key=lambda request: (-request.message.priority, -context.num_cached(request), request.serial))
 
 
@@ -125,7 +126,7 @@ def _program_or_request(request: Request) -> str:
 
 
 def shared_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix of two sequences, by bisection: slices compare fast."""
+    """Return the length of the common prefix of two sequences, by bisection: slices compare fast."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

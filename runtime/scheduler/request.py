@@ -28,7 +28,7 @@ MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
 
 def length_limit(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
-    """Maximum length of the request, prompt and output together, within the context and the KV pool.
+    """Return the maximum length of the request, prompt and output together, within the context and the KV pool.
 
     Raises RequestError if the request cannot run at all.
     """
@@ -319,7 +319,7 @@ class Request:
         self.accepted_lengths[num_right] += 1
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """The prompt's log-probabilities as `Tokens` carries them. Call when all are there."""
+        """Return the prompt's log-probabilities as `Tokens` carries them. Call when all are there."""
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
             return None
@@ -331,12 +331,12 @@ class Request:
 
 
 def program_id(owner: bytes, program: str) -> str:
-    """Id of a program across frontends."""
+    """Return the id of a program across frontends."""
     return f"{owner.hex()}/{program}"
 
 
 def session_id(name: str) -> str:
-    """Id of a client's session among programs."""
+    """Return the id of a client's session among programs."""
     return f"client {name}"
 
 

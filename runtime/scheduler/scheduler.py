@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,7 +43,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from .admission import Admission
 from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
-from .batch import Batch, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
+from .batch import Batch, CacheSizes, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
 from .counters import SchedulerCounters
 from .drafts.drafting import Drafting
 from .in_flight_plan import InFlightPlan
@@ -58,7 +58,15 @@ from .request import Request, length_limit, make_request, program_id, session_id
 from .rows.mask_preparation import GrammarFollowing, Submit
 from .rows.row_builder import build_following_row, build_row, build_sampling
 
-__all__ = ["Scheduler", "VocabularyInfo", "make_cache"]
+__all__ = ["CacheSizes", "Scheduler", "SchedulerCalls", "VocabularyInfo", "make_cache"]
+
+
+class SchedulerCalls(NamedTuple):
+    """Functions of other parts that the scheduler calls."""
+
+    retokenise: Retokenise
+    prepare_masks: Submit | None = None  # runs slow work of a grammar in a thread; None: it is done when it is needed
+    fetch_prefix: FetchPrefix | None = None  # None: no other runtime computes prompts
 
 
 class Scheduler:
@@ -72,13 +80,10 @@ class Scheduler:
         vocabulary: VocabularyInfo,
         grammars: GrammarProvider,
         context_length: int,
-        retokenise: Retokenise,
-        prepare_masks: Submit | None = None,
-        fetch_prefix: FetchPrefix | None = None,
+        calls: SchedulerCalls,
         continuous: bool = False,
     ) -> None:
-        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed. With
-        `continuous`, which takes plans one after the other, a plan may have several short decode steps."""
+        """With `continuous`, which takes plans one after the other, a plan may have several short decode steps."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -88,11 +93,11 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
-        self._remote = RemotePrefixes(fetch_prefix)
+        self._remote = RemotePrefixes(calls.fetch_prefix)
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
-        self._drafting = Drafting(config, vocabulary.vocab_size, at_once=prepare_masks is not None)
+        self._drafting = Drafting(config, vocabulary.vocab_size, at_once=calls.prepare_masks is not None)
         # Every running request decodes in every step, so the token budget bounds their number.
         max_running = min(config.max_running or DEFAULT_MAX_RUNNING, config.prefill_budget)
         order = QUEUE_POLICIES[config.order]
@@ -106,7 +111,9 @@ class Scheduler:
         self._num_arrived = 0
         self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
-        self._following = GrammarFollowing(retokenise if config.jump_forward else None, prepare_masks, self._counters)
+        self._following = GrammarFollowing(
+            calls.retokenise if config.jump_forward else None, calls.prepare_masks, self._counters
+        )
 
     @property
     def idle(self) -> bool:
@@ -213,7 +220,8 @@ class Scheduler:
         return plan
 
     def answers(self) -> list[FromCore]:
-        """Answers that the last `plan` found without computing: failed grammars, prompts that are cached whole."""
+        """Return the answers that the last `plan` found without computing: failed grammars, prompts that are cached
+        whole."""
         answers, self._answers = self._answers, []
         return answers
 
@@ -243,7 +251,7 @@ class Scheduler:
         return sampling
 
     def num_computed(self, rid: str) -> int:
-        """Number of tokens of a running request whose KV is there; 0 of others."""
+        """Return the number of tokens of a running request whose KV is there; 0 of others."""
         request = self._requests.get(rid)
         return 0 if request is None or request.lease is None else request.num_computed
 

@@ -36,7 +36,7 @@ class StopRules:
         self._suppressed_at_first = self._suppressed | self._ending_ids
 
     def suppressed(self, num_output: int) -> frozenset[int]:
-        """Tokens that may not follow `num_output` output tokens if others can."""
+        """Return the tokens that may not follow `num_output` output tokens if others can."""
         return self._suppressed_at_first if num_output < self._min_new_tokens else self._suppressed
 
     @property
@@ -50,11 +50,12 @@ class StopRules:
         return bool(self._searches)
 
     def can_end(self, token: int) -> bool:
-        """True if the token by itself ends an output that is long enough."""
+        """Return True if the token by itself ends an output that is long enough."""
         return token in self._completing_ids or token in self._ending_ids
 
     def feed(self, token: int, num_output: int) -> Finish | None:
-        """The finish that `token` causes after `num_output` output tokens, or None. Call once per token, in order."""
+        """Return the finish that `token` causes after `num_output` output tokens, or None. Call once per token, in
+        order."""
         match = self._feed_searches(token) if self._searches else None
         if token in self._completing_ids:
             return Finish("stop", token)
@@ -90,14 +91,14 @@ class StopRules:
         return position
 
     def would_end(self, token: int, num_output: int) -> bool:
-        """True if `feed` would end the output. Changes nothing."""
+        """Return True if `feed` would end the output. Changes nothing."""
         if num_output < self._min_new_tokens:
             return False
         data = self._vocabulary.token_bytes[token] or b""
         return token in self._ending_ids or any(search_.find(data) is not None for search_ in self._searches)
 
     def _feed_searches(self, token: int) -> StopMatch | Match | None:
-        """The match that ends first within the token; of several, the longest."""
+        """Return the match that ends first within the token; of several, the longest."""
         data = self._vocabulary.token_bytes[token]
         if data is not None:
             found = [search_.feed(data) for search_ in self._searches]

@@ -12,7 +12,7 @@ from ..engine.build import choose_device
 from ..engine.compile_kernels import compile_kernels
 from ..engine.draft_source import DraftBytes, DraftSource
 from ..engine.kv_size import MAX_RUNNING_ON_CUDA
-from ..engine.paths.step_graphs import CudaCapture, StepGraphs
+from ..engine.paths.step_graphs import CudaCapture, LargestStep, StepGraphs
 from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
@@ -150,7 +150,7 @@ def _refusal(name: SpeculativeName, target: Decoder) -> str | None:
 def _load_draft_model(config: CoreConfig, path: Path, target: Decoder) -> Decoder:
     """Load the smaller model that drafts for `target`. Raises RequestError when it cannot."""
     folder = find_checkpoint(config.speculative_draft_model)
-    model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
+    model = load_model(folder, read_config(folder, config.model_impl), device=target.device, dtype=target.dtype)
     _check_same_vocabulary(path, target, folder, model)
     if model.config.recurrent is not None:
         raise RequestError(
@@ -167,14 +167,7 @@ def _draft_model_source(config: CoreConfig, model: Decoder, num_pages: int, num_
     compile_kernels(model, model.dtype)
 
     def make_graphs(draft: Decoder, pool: kv_pool.KvPool) -> StepGraphs:
-        return StepGraphs(
-            draft,
-            pool.layers,
-            max_rows=_most_drafting(config),
-            num_places=draft.config.context_length,
-            captures=(),
-            capture=CudaCapture(),
-        )
+        return StepGraphs(draft, pool, LargestStep(_most_drafting(config), draft.config.context_length), CudaCapture())
 
     with torch.inference_mode():
         return DraftModelSource(
@@ -188,7 +181,7 @@ def _rope_depends_on_length(config: CoreConfig, path: Path) -> bool:
 
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
-    """True if a pass of the model costs no more than the operator calls of drafting."""
+    """Return True if a pass of the model costs no more than the operator calls of drafting."""
     return (
         choose_device(config.device).type == "cpu"
         and num_parameters(read_config(path, config.model_impl)) < _CHEAP_PARAMETERS

@@ -177,7 +177,7 @@ class DraftModelSource:
             growing = [tree for tree in growing if not tree.is_complete]
 
     def _run(self, rows: list[Row]) -> torch.Tensor:
-        """Hidden states of the rows' last tokens."""
+        """Return the hidden states of the rows' last tokens."""
         last = np.cumsum([len(row.tokens) for row in rows]) - 1
         kv = self._pool.layers
         if self._graphs is not None:

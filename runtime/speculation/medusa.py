@@ -41,7 +41,7 @@ _LOGITS = re.compile(r"^lm_heads\.(\d+)\.(weight)$")
 
 @dataclass(frozen=True)
 class MedusaHead:
-    """One head: residual blocks `x + silu(W x + b)`, then the layer of the logits."""
+    """A head: residual blocks `x + silu(W x + b)`, then the layer of the logits."""
 
     blocks: list[Linear]
     logits: Linear

@@ -25,7 +25,7 @@ class SlotLedger:
         self._computed = np.zeros(num_pages * page_size, dtype=np.bool_)
 
     def slots(self, pages: Sequence[int], first: int, end: int) -> NDArray[np.int64]:
-        """Slots of positions [first, end) of the sequence with page table `pages`."""
+        """Return the slots of positions [first, end) of the sequence with page table `pages`."""
         positions = np.arange(first, end)
         table = np.asarray(pages, dtype=np.int64)
         return table[positions // self._page_size] * self._page_size + positions % self._page_size
@@ -39,12 +39,12 @@ class SlotLedger:
         self._computed[slots] = True
 
     def num_computed(self, slots: NDArray[np.int64]) -> int:
-        """Number of slots from the first on that the source has computed without a gap."""
+        """Return the number of slots from the first on that the source has computed without a gap."""
         computed = self._computed[slots]
         return len(slots) if computed.all() else int(computed.argmin())
 
     def tokens(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens that the slots were written for."""
+        """Return the tokens that the slots were written for."""
         return self._tokens[slots]
 
     def copy(self, copies: Sequence[PageCopy]) -> None:

@@ -47,7 +47,8 @@ MAX_PEERS = 1024  # that have greeted this runtime's server
 
 
 def uses_transfers(config: CoreConfig) -> bool:
-    """True if the settings ask for an exchange of pages. Raises RequestError for settings that do not go together."""
+    """Return True if the settings ask for an exchange of pages. Raises RequestError for settings that do not go
+    together."""
     if config.role == "prefill" and config.transfer_bind is None:
         raise RequestError("role prefill needs transfer_bind, where decode runtimes fetch", param="transfer_bind")
     if config.role == "decode" and config.prefill_workers is None:

@@ -28,7 +28,7 @@ MIN_SLOTS = 8
 
 
 def is_installed() -> bool:
-    """True if the extra `nixl` is there."""
+    """Return True if the extra `nixl` is there."""
     return importlib.util.find_spec("nixl_cu12") is not None or importlib.util.find_spec("nixl_cu13") is not None
 
 

@@ -41,7 +41,7 @@ class CachePages:
         self.device = engine.device
 
     def num_cached(self, tokens: Sequence[int], namespace: str) -> int:
-        """Number of whole pages at the start of `tokens` that are cached."""
+        """Return the number of whole pages at the start of `tokens` that are cached."""
         return self._cache.match(tokens, namespace) // PAGE_SIZE
 
     def read(self, tokens: Sequence[int], namespace: str, first: int) -> torch.Tensor | None:

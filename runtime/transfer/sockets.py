@@ -45,7 +45,7 @@ def check_address(address: str, keys: str | None, param: str) -> None:
 
 
 def is_local(address: str) -> bool:
-    """True for addresses that other machines cannot reach."""
+    """Return True for addresses that other machines cannot reach."""
     return address.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
 
 

@@ -21,7 +21,7 @@ from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
+from ramiform.runtime.scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ramiform.runtime.tokenizer import load_tokenizer
 
 from .threads import RanksEngine
@@ -127,13 +127,14 @@ def run(
     )
     cache = make_cache(
         config,
-        num_pages=engine.info.num_pages,
-        num_host_pages=engine.info.num_host_pages,
-        page_size=PAGE_SIZE,
-        num_state_slots=engine.info.num_state_slots,
-        windows=WindowSizes(engine.info.num_window_pages, engine.info.window, engine.info.num_sinks)
-        if engine.info.num_window_pages
-        else None,
+        CacheSizes(
+            engine.info.num_pages,
+            engine.info.num_host_pages,
+            num_state_slots=engine.info.num_state_slots,
+            windows=WindowSizes(engine.info.num_window_pages, engine.info.window, engine.info.num_sinks)
+            if engine.info.num_window_pages
+            else None,
+        ),
     )
     grammars = GrammarCache(facts.token_bytes, facts.eos_ids)
     retokenise = Retokeniser(
@@ -145,7 +146,7 @@ def run(
         vocabulary=facts,
         grammars=grammars,
         context_length=engine.info.context_length,
-        retokenise=retokenise,
+        calls=SchedulerCalls(retokenise),
         continuous=config.num_ranks == 1 and config.overlap != "on",
     )
     got = {request.rid: Got() for request in requests}

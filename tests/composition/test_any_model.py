@@ -346,13 +346,14 @@ def test_a_missing_package_is_named(checkpoints: Any, monkeypatch: pytest.Monkey
 
 def test_weights_that_are_missing_are_not_made_up(checkpoints: Any, tmp_path: Path) -> None:
     _, path = checkpoints("Apertus")
-    shutil.copytree(path, tmp_path / "broken")
-    file = tmp_path / "broken" / "model.safetensors"
+    broken = tmp_path / "broken"
+    shutil.copytree(path, broken)
+    file = broken / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"missing keys: model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_model(tmp_path / "broken", device=torch.device("cpu"), dtype=torch.float32, impl="auto")
+        load_model(broken, read_config(broken, "auto"), device=torch.device("cpu"), dtype=torch.float32)
 
 
 def test_a_model_that_attends_otherwise_than_it_says_is_refused(checkpoints: Any, monkeypatch: Any) -> None:
@@ -361,7 +362,7 @@ def test_a_model_that_attends_otherwise_than_it_says_is_refused(checkpoints: Any
     store = attention.store_kv
     monkeypatch.setattr(attention, "store_kv", lambda k, v, kv, slots: store(k, v * 0.9, kv, slots))
     with pytest.raises(CheckpointError, match="in chunks with paged KV it computes other logits than by itself"):
-        load_model(path, device=torch.device("cpu"), dtype=torch.float32, impl="auto")
+        load_model(path, read_config(path, "auto"), device=torch.device("cpu"), dtype=torch.float32)
 
 
 def tables() -> list[dict[str, list[str]]]:

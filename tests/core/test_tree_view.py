@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ramiform.radix.cache import PrefixCache
+from ramiform.radix.lease import LeaseUser
 from ramiform.radix.tree import TreeNode
 from ramiform.runtime.core.tree_view import FOLLOW_SECONDS, SLICE_SECONDS, TreeViewer
 from ramiform.runtime.protocol.core import CoreReply
@@ -28,7 +29,7 @@ class Clock:
 
 
 def serve(cache: PrefixCache, tokens: list[int], namespace: str = "", program: str | None = None) -> None:
-    lease = cache.acquire(tokens, namespace, num_tokens=len(tokens), program_id=program)
+    lease = cache.acquire(tokens, namespace, num_tokens=len(tokens), user=LeaseUser(program))
     assert lease is not None
     cache.release(lease, tokens)
 
@@ -99,7 +100,7 @@ def test_the_messages_add_up_to_the_tree(limit: int) -> None:
     for step in range(400):
         clock.now += 1
         tokens = [draw.randint(0, 1)] * draw.randint(1, 60) + draw.choices([3, 4], k=draw.randint(0, 9))
-        lease = cache.acquire(tokens, draw.choice(["", "other"]), num_tokens=len(tokens), program_id=str(step % 3))
+        lease = cache.acquire(tokens, draw.choice(["", "other"]), num_tokens=len(tokens), user=LeaseUser(str(step % 3)))
         if lease is not None:
             leases.append((lease, tokens))
         if len(leases) > 3 or lease is None:

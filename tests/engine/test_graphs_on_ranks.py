@@ -21,7 +21,8 @@ from ramiform.kernels.reference.ops import ReferenceOps
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.engine.kv_pool import KvPool
-from ramiform.runtime.engine.paths.step_graphs import Forward, StepGraphs
+from ramiform.runtime.engine.paths import EngineParts
+from ramiform.runtime.engine.paths.step_graphs import Forward, LargestStep, StepGraphs
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SINGLE_RANK, Group
@@ -101,21 +102,12 @@ def plain_engine(checkpoint: Path, group: Group = SINGLE_RANK) -> ForwardEngine:
 def with_graphs(engine: ForwardEngine, group: Group, capture: Callable[[Forward], Forward]) -> ForwardEngine:
     model, pool = engine._runner.model, engine._runner.pool
     model.ops = PlainOps()
-    graphs = StepGraphs(
-        model,
-        pool.layers,
-        max_rows=4,
-        num_places=128,
-        captures=(),
-        capture=capture,
-        max_tokens=64,
-        group=group,
-    )
+    graphs = StepGraphs(model, pool, LargestStep(max_rows=4, num_places=128, max_tokens=64), capture, group=group)
     graphs._shares = False  # plain attention knows no shared keys
     graphs._inputs._shared = None
     with torch.inference_mode():
         graphs.capture_all()
-    return ForwardEngine(model, pool, graphs=graphs, group=group)
+    return ForwardEngine(EngineParts(model, pool, group, graphs=graphs))
 
 
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2), (2, 2)], ids=["tp 2", "pp 2", "tp 2 pp 2"])
@@ -152,7 +144,7 @@ def test_a_draft_model_replays_its_decode_steps(checkpoint: Path) -> None:
         return DraftModelSource(model, NUM_PAGES, **settings)
 
     def make_graphs(draft: Decoder, pool: KvPool) -> StepGraphs:
-        graphs = StepGraphs(draft, pool.layers, max_rows=4, num_places=128, captures=(), capture=capture)
+        graphs = StepGraphs(draft, pool, LargestStep(max_rows=4, num_places=128), capture)
         graphs._shares, graphs._inputs._shared = False, None
         return graphs
 

@@ -16,7 +16,7 @@ import torch
 
 from ramiform.runtime.engine import ForwardEngine, build_engine, kv_format
 from ramiform.runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
-from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, measure, random_texts, read_ranges, write_ranges
+from ramiform.runtime.engine.kv_ranges import KV_SCALES_FILE, KvRanges, measure, random_texts, read_ranges, write_ranges
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.read_config import read_config
@@ -143,7 +143,7 @@ def test_a_long_text_is_measured_to_its_end_and_in_parts_as_in_one(
 ) -> None:
     model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     whole = measure(model, [PROMPT])
-    monkeypatch.setattr("ramiform.runtime.engine.kv_ranges.CHUNK", 13)
+    monkeypatch.setattr("ramiform.runtime.engine.kv_ranges.TOKENS_AT_ONCE", 13)
     parts = measure(model, [PROMPT])
     torch.testing.assert_close(parts.k_LK, whole.k_LK)
     torch.testing.assert_close(parts.v_LK, whole.v_LK)
@@ -170,11 +170,11 @@ def test_scales_come_from_the_file_asked_for_then_the_one_beside_the_model_then_
     assert "RANDOM" in caplog.text
     caplog.clear()
     ranges = KvRanges(torch.full((2, 2), 3.0), torch.full((2, 2), 5.0), num_tokens=7)
-    write_ranges(ranges, tmp_path / FILE_NAME)
+    write_ranges(ranges, tmp_path / KV_SCALES_FILE)
     with caplog.at_level(logging.WARNING):
         beside = build(tmp_path, kv_dtype=kv_dtype)
     assert caplog.text == ""
-    assert beside.info.kv_scales == str(tmp_path / FILE_NAME)
+    assert beside.info.kv_scales == str(tmp_path / KV_SCALES_FILE)
     assert beside._runner.pool.layers[0].v_scale_K is not None
     assert torch.equal(beside._runner.pool.layers[0].v_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).v_LK[0])
     elsewhere = tmp_path / "elsewhere"

@@ -315,7 +315,7 @@ def make_engine(
 ) -> ForwardEngine:
     built = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40, kernels=kernels), checkpoint)
     source = None if captures is None else FeatureRecorder(captures)
-    engine = ForwardEngine(built._runner.model, built._runner.pool, source=source)
+    engine = ForwardEngine(EngineParts(built._runner.model, built._runner.pool, source=source))
     engine.load_adapter(1, read_adapter(adapter, engine.model_config, max_rank=8))
     return engine
 

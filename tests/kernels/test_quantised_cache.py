@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import INT4, KvCache, RowSpan, attention_layout, paged_attention, store_kv, stored_size
+from ramiform.kernels import PACKED_INT4, KvCache, RowSpan, attention_layout, paged_attention, store_kv, stored_size
 from ramiform.kernels.reference.deterministic_attention import deterministic_attention
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.reference.quantise import (
@@ -154,7 +154,7 @@ def test_attention_over_four_bits_equals_attention_over_the_numbers_they_stand_f
     channels_KD = torch.exp2(torch.randint(-2, 3, (2, D)).float())
     k_SKD, v_SKD = torch.randn(2, S, 2, D)
     k_SKD[:, :, 7] *= 20
-    kv = KvCache(*torch.zeros(2, S, 2, stored_size(D, INT4), dtype=INT4), channels_KD)
+    kv = KvCache(*torch.zeros(2, S, 2, stored_size(D, PACKED_INT4), dtype=PACKED_INT4), channels_KD)
     store_kv(k_SKD, v_SKD, kv, torch.arange(S))
     meant = KvCache(
         rotate(unpack_int4(kv.k_SKD, torch.float32)) * channels_KD, rotate(unpack_int4(kv.v_SKD, torch.float32))

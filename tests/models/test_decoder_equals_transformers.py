@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ramiform.runtime.engine import ForwardEngine, KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.engine.paths import EngineParts
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Score
@@ -148,7 +149,7 @@ def test_scores_of_a_prompt(name: str, checkpoint: Checkpoint, judge: Judge) -> 
     row = Row(
         rid="r", tokens=prompt, first_position=0, pages=pages, score=Score(first=4, targets=prompt[5:], num_top=3)
     )
-    [result] = ForwardEngine(model, pool).run(ForwardPlan(step=1, copies=[], rows=[row])).rows
+    [result] = ForwardEngine(EngineParts(model, pool)).run(ForwardPlan(step=1, copies=[], rows=[row])).rows
     logprobs = expected(judge(name), prompt).log_softmax(-1)
     assert [score.id for score in result.scores] == prompt[5:]
     for position, score in enumerate(result.scores, start=4):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ramiform.runtime.engine import build_engine
-from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
+from ramiform.runtime.engine.kv_ranges import KV_SCALES_FILE, KvRanges, ranges_file, write_ranges
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.stored.kv_scales import read_kv_scales
@@ -91,8 +91,10 @@ def test_a_checkpoint_with_scales_is_served_and_quantised_kv_uses_them(kv_dtype:
         assert scale_K is not None
         assert torch.equal(scale_K, K_SCALES[1].expand(2))
     # What was measured on the user's own texts goes before.
-    write_ranges(KvRanges(torch.ones(3, 2), torch.ones(3, 2), num_tokens=1), broken / FILE_NAME)
-    assert build_engine(config, broken).info.kv_scales == ("none" if kv_dtype == "auto" else str(broken / FILE_NAME))
+    write_ranges(KvRanges(torch.ones(3, 2), torch.ones(3, 2), num_tokens=1), broken / KV_SCALES_FILE)
+    assert build_engine(config, broken).info.kv_scales == (
+        "none" if kv_dtype == "auto" else str(broken / KV_SCALES_FILE)
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.quantised.mxfp4 import dequantised
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, Score
 
@@ -96,7 +97,7 @@ def test_gpt_oss_in_mxfp4_scores_as_its_widened_weights(gpt_oss: tuple[Path, Pat
     for num_slices in (1, 2):  # as one rank, and as two ranks do
         found = logits(packed, group=SingleRank(Shard(num_slices=num_slices)))
         assert ((found - logits(dense)).norm() / logits(dense).norm()).item() < 0.03  # inputs are rounded
-    model = load_model(packed, device=torch.device("cpu"), dtype=torch.float32, impl="transformers")
+    model = load_model(packed, read_config(packed, "transformers"), device=torch.device("cpu"), dtype=torch.float32)
     names = dict(model._model.named_parameters())  # type: ignore[attr-defined]
     assert not any(name.endswith(("_blocks", "experts.gate_up_proj")) for name in names)
 

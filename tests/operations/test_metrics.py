@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import ramiform
-from ramiform.runtime.frontend.http.native.metrics import ALIASES, exposition
+from ramiform.runtime.frontend.http.native.metrics import METRIC_ALIASES, exposition
 from ramiform.runtime.protocol.metrics import FrontendMetrics, Histogram, sum_metrics
 
 from .scrape import Scrape, scrape
@@ -138,7 +138,7 @@ def test_answers_are_counted_by_their_route_and_status(client: httpx.Client) -> 
 
 def test_the_names_of_others_carry_our_values(client: httpx.Client) -> None:
     scraped = scrape(client)
-    for ours, others in ALIASES.items():
+    for ours, others in METRIC_ALIASES.items():
         own = scraped.families[f"ramiform_{ours}"]
         for name in others:
             family = scraped.families[name]

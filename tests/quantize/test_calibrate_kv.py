@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from ramiform.cli import app
-from ramiform.runtime.engine.kv_ranges import FILE_NAME
+from ramiform.runtime.engine.kv_ranges import KV_SCALES_FILE
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RequestError
@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     for file in SHIPPED_MODEL.iterdir():
-        if file.is_file() and file.name != FILE_NAME:
+        if file.is_file() and file.name != KV_SCALES_FILE:
             os.symlink(file, folder / file.name)
     return folder
 
@@ -46,13 +46,13 @@ def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: 
             layers = judge(torch.tensor([ids[start : start + 40]]), use_cache=True).past_key_values.layers
         k_LK = k_LK.maximum(torch.stack([layer.keys[0].abs().amax((1, 2)) for layer in layers]))
         v_LK = v_LK.maximum(torch.stack([layer.values[0].abs().amax((1, 2)) for layer in layers]))
-    written = json.loads((model / FILE_NAME).read_text())
+    written = json.loads((model / KV_SCALES_FILE).read_text())
     assert written["num_tokens"] == len(ids)
     torch.testing.assert_close(torch.tensor(written["k_absmax"]), k_LK, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(torch.tensor(written["v_absmax"]), v_LK, rtol=1e-3, atol=1e-3)
     with Runtime(str(model), kv_dtype="int8") as runtime:
         info = runtime.connection().call("info").info
-        assert (info.kv_dtype, info.kv_scales) == ("int8", str(model / FILE_NAME))
+        assert (info.kv_dtype, info.kv_scales) == ("int8", str(model / KV_SCALES_FILE))
 
 
 @pytest.mark.parametrize("text", ["", "x"])

@@ -12,6 +12,7 @@ import pytest
 
 from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction.heap import EvictionHeap
+from ramiform.radix.lease import LeaseUser, SparePages
 from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.reuse_forecast import ReuseForecast, WaitGroup
 from ramiform.radix.tree import TreeNode, TreeRoot
@@ -167,9 +168,8 @@ class Model:
             namespace,
             limit=limit,
             num_tokens=matched + more,
-            spare=spare,
-            priority=priority,
-            program_id=program_id,
+            spare=SparePages(spare),
+            user=LeaseUser(program_id, priority),
         )
         if lease is None:
             assert self.shape == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.lease import SparePages
 
 from .invariants import check_invariants
 
@@ -131,7 +132,7 @@ def test_a_lease_that_is_refused_changes_nothing() -> None:
     lease = run(cache, list(range(1000, 1032)))
     stats = (cache.num_free, cache.num_cached, cache.stats.num_evicted_pages)
     assert cache.acquire(list(range(40)), num_tokens=49) is None
-    assert cache.acquire(list(range(40)), num_tokens=32, spare=1) is None
+    assert cache.acquire(list(range(40)), num_tokens=32, spare=SparePages(1)) is None
     assert (cache.num_free, cache.num_cached, cache.stats.num_evicted_pages) == stats
     cache.release(lease, [])
 

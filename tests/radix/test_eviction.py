@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.eviction.strategies import STRATEGIES
+from ramiform.radix.lease import LeaseUser
 from ramiform.runtime.protocol.config import EvictionName
 
 from .invariants import check_invariants
@@ -16,13 +17,13 @@ def prefix(name: int, num_pages: int = 3) -> list[int]:
 
 
 def store(cache: PrefixCache, tokens: list[int], **user: Any) -> None:
-    lease = cache.acquire(tokens, num_tokens=len(tokens), **user)
+    lease = cache.acquire(tokens, num_tokens=len(tokens), user=LeaseUser(**user))
     assert lease is not None
     cache.release(lease, tokens)
 
 
 def store_soft_pinned(cache: PrefixCache, tokens: list[int], owner: str, num_tokens: int, rank: int = 0) -> None:
-    lease = cache.acquire(tokens, num_tokens=len(tokens), program_id=owner)
+    lease = cache.acquire(tokens, num_tokens=len(tokens), user=LeaseUser(owner))
     assert lease is not None
     cache.commit(lease, tokens)
     cache.set_soft_pin(lease, owner, num_tokens, rank)
@@ -81,7 +82,7 @@ def test_program_takes_what_one_ended_program_used_first_and_then_what_is_shared
 
 def test_a_prefix_that_two_programs_compute_at_once_is_shared() -> None:
     cache = PrefixCache(9, 16, strategy="program")
-    leases = [cache.acquire(prefix(1), num_tokens=48, program_id=program_id) for program_id in ("one", "two")]
+    leases = [cache.acquire(prefix(1), num_tokens=48, user=LeaseUser(program)) for program in ("one", "two")]
     for lease in leases:
         assert lease is not None
         cache.release(lease, prefix(1))
@@ -142,7 +143,7 @@ def test_when_a_soft_pinned_leaf_goes_the_rest_of_its_prefix_stays_soft_pinned()
 def test_what_a_lease_computes_later_is_not_covered_by_its_soft_pin() -> None:
     cache = PrefixCache(9, 16, strategy="program")
     tokens = prefix(1, 5)
-    lease = cache.acquire(tokens, num_tokens=80, program_id="one")
+    lease = cache.acquire(tokens, num_tokens=80, user=LeaseUser("one"))
     assert lease is not None
     cache.commit(lease, tokens[:40])
     cache.set_soft_pin(lease, "one", 40, 0)

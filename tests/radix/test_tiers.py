@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ramiform.radix.cache import Copy, PrefixCache
+from ramiform.radix.lease import LeaseUser
 
 from .invariants import check_invariants
 
@@ -73,7 +74,7 @@ def test_a_full_host_drops_what_was_unused_for_longest() -> None:
 def test_the_host_keeps_what_is_soft_pinned_rather_than_what_comes_later() -> None:
     cache = PrefixCache(2, 16, num_host_pages=2, strategy="program")
     soft_pinned = prefix(1, 32)
-    lease = cache.acquire(soft_pinned, num_tokens=32, program_id="one")
+    lease = cache.acquire(soft_pinned, num_tokens=32, user=LeaseUser("one"))
     assert lease is not None
     cache.commit(lease, soft_pinned)
     cache.set_soft_pin(lease, "one", 32, 0)

@@ -17,7 +17,7 @@ from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, Ho
 from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokenise
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
-from ramiform.runtime.scheduler.scheduler import Scheduler
+from ramiform.runtime.scheduler.scheduler import Scheduler, SchedulerCalls
 from ramiform.tests.radix.invariants import check_invariants
 
 from .fake_engine import FakeEngine, FakeLaunched
@@ -133,8 +133,9 @@ class Runtime:
             vocabulary=VOCABULARY,
             grammars=self.grammars,
             context_length=context_length,
-            retokenise=lambda before, data: self.retokenise(before, data),
-            prepare_masks=self.grammars.prepare if self.works_slowly else None,
+            calls=SchedulerCalls(
+                lambda before, data: self.retokenise(before, data), self.grammars.prepare if self.works_slowly else None
+            ),
             continuous=continuous and not ahead,
         )
         self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: self.engine.now)

@@ -31,6 +31,7 @@ from ramiform.runtime.scheduler.plan_log import (
     PlanLog,
     read_log,
 )
+from ramiform.runtime.scheduler.scheduler import CacheSizes
 from ramiform.tests.fuzzing import fuzz, mutated_bytes
 
 from .fake_model import VOCABULARY
@@ -89,7 +90,7 @@ def logged_run(
     )
     ahead = draw.choice([True, False])
     file = io.BytesIO()
-    header = LogHeader.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
+    header = LogHeader.of(runtime.config, VOCABULARY, CacheSizes(**shape, page_size=4), context_length=200)
     log = PlanLog(header, file, max_bytes=max_bytes)
     runtime.retokenise = log.retokenise(runtime.retokenise)
     logging = LoggingScheduler(runtime.scheduler, log)
@@ -182,8 +183,9 @@ def test_a_cut_line_ends_the_log_and_anything_else_is_refused() -> None:
     assert len(list(read_log([*lines[:-1], lines[-1][:10]]))) == len(lines) - 1
     with pytest.raises(RequestError, match="does not begin"):
         list(read_log(lines[1:]))
-    with pytest.raises(RequestError, match="line 2"):
-        list(read_log([lines[0], b'{"type": "nonsense"}\n']))
+    for line in (b'{"type": "nonsense"}\n', b'{"type": "plan", "settled": ["\xff"]}\n'):
+        with pytest.raises(RequestError, match="line 2"):
+            list(read_log([lines[0], line]))
     with pytest.raises(RequestError, match="line 1"):
         list(read_log([b"hello\n"]))
     with pytest.raises(RequestError, match="empty"):

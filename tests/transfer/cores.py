@@ -9,12 +9,11 @@ from typing import Any
 
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.engine import build_engine
-from ramiform.runtime.engine.kv_pool import PAGE_SIZE
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FromCore, Generate, ModelInfo, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
+from ramiform.runtime.scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ramiform.runtime.transfer.hub import TransferHub
 from ramiform.runtime.transfer.pages import CachePages, layout_of
 
@@ -39,9 +38,7 @@ class Core:
             **{name: getattr(info, name) for name in info.__dataclass_fields__},
         )
         facts = VocabularyInfo(info.vocab_size, [b"x"] * info.vocab_size, frozenset())
-        self.cache = make_cache(
-            self.config, num_pages=info.num_pages, num_host_pages=info.num_host_pages, page_size=PAGE_SIZE
-        )
+        self.cache = make_cache(self.config, CacheSizes(info.num_pages, info.num_host_pages))
         self.pages = CachePages(self.cache, self.engine)
         self.layout = layout_of(self.info, self.engine.kv_shape, self.config.quantize)
         self.hub = TransferHub(
@@ -59,8 +56,7 @@ class Core:
             vocabulary=facts,
             grammars=None,  # type: ignore[arg-type]  # no request of these tests has one
             context_length=info.context_length,
-            retokenise=lambda before, data: [],
-            fetch_prefix=self.hub.fetch,
+            calls=SchedulerCalls(lambda before, data: [], fetch_prefix=self.hub.fetch),
         )
         self._pipeline = Pipeline(self.engine, self.scheduler, ahead=False)
         opened.append(self)

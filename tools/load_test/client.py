@@ -175,7 +175,7 @@ async def _send(
                 await _read(response.aiter_raw(), outcome, texts)
     except (httpx2.HTTPError, OSError) as error:
         outcome.error = _kind(error)
-    except msgspec.DecodeError:
+    except ValueError:  # also of bad UTF-8
         outcome.error = "an event that is no chunk"
     outcome.ended = time.perf_counter()
     if outcome.error is None and not outcome.num_output:

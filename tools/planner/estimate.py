@@ -107,7 +107,7 @@ def _forward_seconds(
 
 
 def _matrix_rate(device: DeviceSpec, weights: WeightFormat) -> float:
-    """Rate of matrix products. int8 and int4 are storage formats here: their products run in bf16."""
+    """Return the rate of matrix products. int8 and int4 are storage formats here: their products run in bf16."""
     return device.eight_bit if weights == "fp8" else device.bf16
 
 
@@ -162,7 +162,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float  # decoded, of all sequences
 
     def cost_per_million(self, price: float) -> float:
-        """Cost of a million decoded tokens with devices at `price` an hour each."""
+        """Return the cost of a million decoded tokens with devices at `price` an hour each."""
         return price * self.arrangement.num_devices / 3600 / self.tokens_per_second * 1e6
 
 

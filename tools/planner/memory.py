@@ -23,12 +23,12 @@ WEIGHT_BYTES: dict[WeightFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0,
 
 
 def weight_bytes(size: ModelSize, weights: WeightFormat) -> float:
-    """Bytes of all weights. Embedding, head and norms stay in bf16."""
+    """Return the bytes of all weights. Embedding, head and norms stay in bf16."""
     return size.linear * WEIGHT_BYTES[weights] + 2 * (size.num_parameters - size.linear)
 
 
 def read_bytes(size: ModelSize, weights: WeightFormat, num_tokens: float) -> float:
-    """Bytes of weights that a step of `num_tokens` reads.
+    """Return the bytes of weights that a step of `num_tokens` reads.
 
     Of a mixture's experts that is the expected share of those chosen, with each token's choice independent and uniform.
     """
@@ -38,7 +38,7 @@ def read_bytes(size: ModelSize, weights: WeightFormat, num_tokens: float) -> flo
 
 
 def mlp_width(config: ModelConfig) -> int:
-    """Numbers between gate and down for one token, in the layer that has most."""
+    """Return the numbers between gate and down for one token, in the layer that has most."""
     experts = config.experts
     if experts is None:
         return config.intermediate_size
@@ -47,14 +47,14 @@ def mlp_width(config: ModelConfig) -> int:
 
 
 def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
-    """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
+    """Return the bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
     heads, dtype = math.ceil(config.num_kv_heads / tp), KV_DTYPES[kv]
     head = stored_size(config.head_dim, dtype) * dtype.itemsize  # int4 has its scale beside the codes
     return config.num_kv_parts * config.num_kv_layers * heads * head
 
 
 def sequence_kv_bytes(config: ModelConfig, kv: KvFormat, tp: int, pp: int, context: int) -> float:
-    """Bytes of the KV of a sequence of `context` tokens in whole pages, on one of `tp` devices of one stage.
+    """Return the bytes of the KV of a sequence of `context` tokens in whole pages, on one of `tp` devices of one stage.
 
     Layers with a window have pages of their own, as many as the runtime gives them by default, unless there are stages.
     """
@@ -69,11 +69,11 @@ def sequence_kv_bytes(config: ModelConfig, kv: KvFormat, tp: int, pp: int, conte
 
 
 def state_bytes(config: ModelConfig) -> int:
-    """Bytes of one sequence's recurrent states, whose convolutions' inputs are in bf16."""
+    """Return the bytes of one sequence's recurrent states, whose convolutions' inputs are in bf16."""
     return 0 if config.recurrent is None else config.recurrent.state_bytes(torch.bfloat16)
 
 
 def mean_kept_tokens(config: ModelConfig, context: int) -> float:
-    """Mean number of a context's tokens that a layer keeps; a sliding window drops the others."""
+    """Return the mean number of a context's tokens that a layer keeps; a sliding window drops the others."""
     kept = (context if window is None else min(window, context) for window in config.windows)
     return sum(kept) / config.num_layers

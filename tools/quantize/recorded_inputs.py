@@ -151,7 +151,7 @@ def transferred_tensors(index: int, layer: LayerParameters) -> dict[str, torch.T
 
 
 def _input_norms(layer: LayerParameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the two norms of a pre-norm block."""
+    """Return the weights of the two norms of a pre-norm block."""
     attention, mlp = layer.norms.attention_in, layer.norms.mlp_in
     assert attention is not None
     assert mlp is not None

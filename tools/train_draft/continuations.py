@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ...runtime.engine.engine import ForwardEngine
 from ...runtime.engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
+from ...runtime.engine.paths import EngineParts
 from ...runtime.models.decoder import Decoder
 from ...runtime.scheduler.plan import ForwardPlan, Row, Sample
 
@@ -68,7 +69,8 @@ def _continue(
     limits = [min(num_tokens, context - len(prompt)) for prompt in prompts]
     sizes = [-(-(len(prompt) + limit) // PAGE_SIZE) for prompt, limit in zip(prompts, limits, strict=True)]
     firsts = [sum(sizes[:index]) for index in range(len(sizes))]
-    engine = ForwardEngine(model, KvPool(KvMemory(model.config, sum(sizes), device=model.device, dtype=model.dtype)))
+    pool = KvPool(KvMemory(model.config, sum(sizes), device=model.device, dtype=model.dtype))
+    engine = ForwardEngine(EngineParts(model, pool))
     running = [index for index, limit in enumerate(limits) if limit > 0]
     step = 0
     while running:

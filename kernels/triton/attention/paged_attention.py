@@ -18,7 +18,7 @@ from ...attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens,
 from ...kv_cache import KvCache
 from ...reference.attention import paged_attention
 from ...reference.attention_layout import AttentionLayout, attention_layout
-from ...reference.quantise import INT4
+from ...reference.quantise import PACKED_INT4
 from ...transfer import to_device
 from ..launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile, most_split_queries, num_splits_wanted
 from ..store import rotate
@@ -57,7 +57,7 @@ class TritonAttention:
         shape = *q_THD.shape[:2], kv.value_dim
         out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
-        given_THD, given, packed = q_THD, kv, kv.k_SKD.dtype == INT4
+        given_THD, given, packed = q_THD, kv, kv.k_SKD.dtype == PACKED_INT4
         if packed:  # the kernels compute in the rotated basis
             q_THD, kv = rotate(q_THD, kv.k_scale_K), KvCache(kv.k_SKD, kv.v_SKD)
         merge = None

@@ -78,7 +78,7 @@ class EndpointSettings:
 
 @dataclass(frozen=True)
 class Credentials:
-    """How a call is authorised: `header` takes `prefix` and the key. `source` says where the key comes from.
+    """Authorisation of calls: `header` takes `prefix` and the key. `source` says where the key comes from.
 
     `renew` forgets a key that the server refused; the call is then repeated once with the next.
     """

@@ -1,4 +1,4 @@
-"""Where OpenAI-compatible endpoints are and how they are authorised: OpenAI's form, and Azure's."""
+"""Addresses and credentials of OpenAI-compatible endpoints, in OpenAI's form and in Azure's."""
 
 from __future__ import annotations
 

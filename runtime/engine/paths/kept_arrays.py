@@ -20,7 +20,7 @@ from ....kernels.cpu.ops import sample_rows
 from ....kernels.cpu.step.arguments import StepSettings
 from ....kernels.cpu.step.decoder_step import decode_inputs
 from ....kernels.cpu.thread_pool import num_threads, share_rows
-from ...models.compiled_layers import NO_PLAN, CompiledLayers, StepScratch
+from ...models.compiled_layers import NO_PLAN, CompiledLayers, StepResults, StepScratch
 from ...models.rope.angles import side_by_side
 from ...scheduler.plan import PENDING, Row, Sample
 from ..kv_pool import PAGE_SIZE
@@ -29,7 +29,6 @@ from ..needs import Need
 from .path import EngineParts, Forward, Path, Sampled, next_sample
 
 _ROWS: frozenset[Need] = frozenset({"Row.follows", "Row.window_pages"})
-_NONE = np.empty(0, np.float32)
 
 
 class PageTableArray:
@@ -245,6 +244,7 @@ class KeptArrays(Path):
         tables = self._pages.pages_RP, (self._window_pages if num_slots > 1 else self._pages).pages_RP
         inputs = (tokens_2R, *tables, *self._settings, self._cos, self._sin, *self._embedding, slots_SR, *angles, x_RE)
         empty = np.empty((0, x_RE.shape[1]), np.float32)
-        settings = self.layers.settings(angles, slots_SR, None, empty, scratch, (), empty[None], None, logits_RV, _NONE)
+        results = StepResults(None, empty, (), empty[None], logits_RV)
+        settings = self.layers.settings(angles, slots_SR, scratch, results)
         sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
         return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, settings)

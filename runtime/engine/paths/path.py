@@ -20,7 +20,7 @@ import torch
 
 from ....kernels import Deferred, to_device
 from ...models.decoder import Decoder
-from ...models.parallel.group import Group, is_rank_zero
+from ...models.parallel.group import SINGLE_RANK, Group, is_rank_zero
 from ...protocol.sampling import TokenLogprob
 from ...scheduler.plan import Row, Sample
 from ..draft_source import DraftSource
@@ -35,11 +35,14 @@ from .step_graphs import StepGraphs
 
 @dataclass
 class EngineParts:
-    """Model and memory of an engine, which its paths are made of."""
+    """Model and memory of an engine, which its paths are made of.
+
+    `group` are the ranks that run the same plans, each on its part of the model; rank 0 has the draft source.
+    """
 
     model: Decoder
     pool: KvPool
-    group: Group
+    group: Group = SINGLE_RANK
     source: DraftSource | None = None
     graphs: StepGraphs | None = None
 

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from ....kernels import KvCache
-from ...models.decoder import Decoder, DecoderInputs
+from ...models.decoder import Decoder
+from ...models.decoder_inputs import DecoderInputs
 from ...models.parallel.group import Group, WaitSent
 from ...models.parallel.stage import MIN_MICRO_BATCH_TOKENS, num_micro_batches
 from ...scheduler.plan import Row

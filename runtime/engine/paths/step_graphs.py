@@ -16,15 +16,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ....kernels import Attention, Chunk, DecodeAttentionArgs, KvCache, quantised_products, to_device
-from ...models.decoder import Decoder, DecoderInputs
+from ...models.decoder import Decoder
+from ...models.decoder_inputs import DecoderInputs
 from ...models.parallel.group import SINGLE_RANK, Group
 from ...scheduler.plan import Row
-from ..kv_pool import PAGE_SIZE
+from ..kv_pool import PAGE_SIZE, KvPool
 from ..last_tokens import LastTokens
 from .graph_inputs import GraphShape, StaticInputs, TokenSegment, segments
 from .stages import forward_on_stages
@@ -86,42 +88,46 @@ def row_shapes(max_rows: int, max_tokens: int, segment: int) -> list[GraphShape]
     ]
 
 
-class StepGraphs:
-    """Graphs for steps of at most `max_rows` rows, each of at most `num_places` tokens.
+class LargestStep(NamedTuple):
+    """Sizes of the largest step that has a graph."""
 
-    `captures` are the hidden states that the decoder captures, for a draft source. Graphs of any rows are for at most
-    `max_tokens` tokens (0: there are none), with draft trees of up to `max_tree` nodes.
+    max_rows: int
+    num_places: int  # tokens of a row, with those that are cached
+    max_tokens: int = 0  # of graphs of any rows; 0: there are none
+    max_tree: int = SEGMENT_TOKENS  # nodes of a draft tree in such graphs
+
+
+class StepGraphs:
+    """Graphs for steps up to a size.
+
+    `captures` are the hidden states that the decoder captures, for a draft source.
     """
 
     def __init__(
         self,
         model: Decoder,
-        kv: Sequence[KvCache],
-        *,
-        max_rows: int,
-        num_places: int,
-        captures: Sequence[int],
+        pool: KvPool,
+        largest: LargestStep,
         capture: Capture,
-        max_tokens: int = 0,
-        max_tree: int = SEGMENT_TOKENS,
+        *,
+        captures: Sequence[int] = (),
         group: Group = SINGLE_RANK,
-        has_windows: bool = False,
     ) -> None:
-        self._model, self._kv, self._captures, self._capture = model, kv, captures, capture
+        self._model, self._kv, self._captures, self._capture = model, pool.layers, captures, capture
         self._group = group
         deterministic = model.ops.deterministic
-        self._decoding = [GraphShape(size, size, 1) for size in graph_sizes(max_rows)]
-        segment = SEGMENT_TOKENS if max_tree <= SEGMENT_TOKENS else _MAX_SEGMENT_TOKENS
+        self._decoding = [GraphShape(size, size, 1) for size in graph_sizes(largest.max_rows)]
+        segment = SEGMENT_TOKENS if largest.max_tree <= SEGMENT_TOKENS else _MAX_SEGMENT_TOKENS
         windows = [window for window in model.config.windows if window is not None]
-        if deterministic or min(windows, default=segment) < segment:
-            max_tokens = 0  # tiles, splits and paths of trees would differ from those of other steps
-        self._any_rows = row_shapes(max_rows, max_tokens, segment)
+        # Tiles, splits and paths of trees would differ from those of other steps.
+        differs = deterministic or min(windows, default=segment) < segment
+        self._any_rows = row_shapes(largest.max_rows, 0 if differs else largest.max_tokens, segment)
         self._inputs = StaticInputs(
             [*self._decoding, *self._any_rows],
-            num_places,
+            largest.num_places,
             model.device,
             finds_shared=not deterministic,
-            has_windows=has_windows,
+            has_windows=pool.windows is not None,
         )
         self._shares = not deterministic  # deterministic results are the same without it
         self._graphs: dict[GraphShape, Forward] = {}

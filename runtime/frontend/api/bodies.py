@@ -311,7 +311,8 @@ class SessionParams(Body):
 
 
 class GenerateBody(StreamedBody):
-    """One prompt or a batch. A per-prompt field has one value for all prompts, or a list of the batch's length."""
+    """Body of `/generate`: a prompt or a batch. A per-prompt field has one value for all prompts, or a list of the
+    batch's length."""
 
     absent = (None, False)  # clients send unused switches as false, e.g. `return_hidden_states`
     exactly_one = (("text", "input_ids"),)

@@ -91,7 +91,7 @@ class GenerationFields(OpenAISampling, StreamedBody):
 
     @classmethod
     def is_neutral(cls, name: str, value: Any) -> bool:
-        """Also ignore unknown switches that are off; clients of other servers send them."""
+        """Return True for unknown switches that are off too: clients of other servers send them."""
         is_switched_off = value is False and name not in cls.model_fields and name not in PEER_FIELDS
         return is_switched_off or super().is_neutral(name, value)
 
@@ -179,7 +179,7 @@ class GenerationFields(OpenAISampling, StreamedBody):
 
     @property
     def retention(self) -> list[RetentionHint]:
-        """How long the client asks to keep the whole prompt. Raises RequestError for a time of another form."""
+        """Times for which the client asks to keep the whole prompt. Raises RequestError for a time of another form."""
         hints = [RetentionHint(MAX_RETENTION_SECONDS)] if self.prompt_cache_retention == "24h" else []
         if self.nvext is not None and self.nvext.cache_control is not None:
             hints.append(RetentionHint(cache_control_seconds(self.nvext.cache_control, "nvext.cache_control")))

@@ -101,7 +101,7 @@ def _logprobs(
 
 @dataclass(frozen=True)
 class Job:
-    """One requested output."""
+    """An output that a request asks for."""
 
     rid: str
     prompt: Prompt

@@ -74,7 +74,7 @@ class TokenStream:
 
     @property
     def first_seen(self) -> float | None:
-        """When the first tokens came, a time of `time.monotonic`; None for tokens that come in bulk."""
+        """Time at which the first tokens came, by `time.monotonic`; None for tokens that come in bulk."""
         return self._metrics.first_seen
 
     def put(self, item: Tokens | ErrorInfo) -> None:

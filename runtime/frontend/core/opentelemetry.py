@@ -20,7 +20,7 @@ from ...protocol.errors import ErrorInfo, RamiformError
 from ...protocol.metrics import RequestOutcome
 
 FLUSH_MS = 5000  # the time that a frontend waits for the collector when it ends
-MAX_SPANS = 1000  # of one program
+MAX_PROGRAM_SPANS = 1000  # of one program
 CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat")  # routes whose operation is a chat
 
 TOOL = "tool "  # begins the label of a tool's call
@@ -109,9 +109,9 @@ class OpenTelemetryTracer:
             for event in state.events:
                 has_roles |= event.kind == "role"
                 num_spans += 1
-                if num_spans <= MAX_SPANS:
+                if num_spans <= MAX_PROGRAM_SPANS:
                     self._export_event(event, view.began_at, self._below(span), has_roles)
-            if num_spans > MAX_SPANS:
+            if num_spans > MAX_PROGRAM_SPANS:
                 root.set_attribute("ramiform.spans_left_out", True)
         for span, end in reversed(list(spans.values())):
             if span is not root:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 
 class Tenant(NamedTuple):
-    """Whose request runs. `cache_scope` separates cached prefixes from those of other scopes; "" is the shared one."""
+    """Owner of the request that runs. `cache_scope` separates cached prefixes from those of other scopes; "" is the
+    shared one."""
 
     key: str | None = None  # API key; None: no key is needed
     is_admin: bool = False

@@ -58,7 +58,7 @@ from .executor import TokenExecutor
 
 logger = logging.getLogger("ramiform.frontend")
 
-MAX_STATES = 100_000  # per client
+MAX_CLIENT_STATES = 100_000  # per client
 DISCONNECT_SETTLE_SECONDS = 0.05  # from the event of a disconnection until sending to that client fails
 MOVE_INTERVAL = 0.05  # seconds between two looks at clients that are to be moved
 CLIENT_SILENCE_SECONDS = 15.0  # a client that sends nothing for so long loses its states
@@ -82,7 +82,7 @@ class _Client:
             self._open_executor,
             asyncio.get_running_loop().call_later,
             states_ended=self._end_states,
-            max_states=MAX_STATES,
+            max_states=MAX_CLIENT_STATES,
         )
 
     @property
@@ -118,7 +118,7 @@ class _Client:
             self._recorder.ended(program, states)
 
     def _program_name(self, program: int) -> str:
-        """The program's name for the core, where programs of all clients meet."""
+        """Return the program's name for the core, where programs of all clients meet."""
         return f"{self._name}:{program}"
 
 

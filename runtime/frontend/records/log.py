@@ -16,7 +16,7 @@ import msgspec
 from ...programs.records.view import ProgramRow, ProgramView
 
 MAX_RECORDS = 10_000
-MAX_BYTES = 64 << 20  # estimated, of all records together
+MAX_RECORD_BYTES = 64 << 20  # estimated, of all records together
 MAX_RECORD_BYTES = 8 << 20  # of one: later operations of it are not recorded
 RECORD_BYTES = 600  # of a record without operations
 
@@ -137,7 +137,7 @@ class ProgramLog:
         decode: Callable[[list[int]], str] | None = None,
         *,
         max_records: int = MAX_RECORDS,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         self.version = 0  # grows with every change
         self.decode = decode

@@ -12,7 +12,7 @@ import msgspec
 from ...programs.records.events import Event, ProgramWait, RunRecord, TracedState
 from ...programs.records.steps import answer_fields, described
 from ...programs.records.totals import GENERATIONS
-from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, Status, view_of
+from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, view_of
 from ...protocol.errors import ErrorInfo
 from ...protocol.session import (
     Append,
@@ -304,17 +304,13 @@ class ProgramRecord:
         )
 
     def view(self, now: float, texts: bool) -> ProgramView:
-        status, error, place = self._outcome()
-        entry = self.entry
+        outcome, entry = RowOutcome(*self._outcome()), self.entry
         return view_of(
             self.run_record(),
-            id=entry.id,
-            seq=entry.seq,
-            status=status,
-            error=error,
-            place=place,
+            RowKey(entry.id, entry.seq),
+            outcome,
             source=self._source(),
-            now=now - entry.began if status == "running" else None,
+            now=now - entry.began if outcome.status == "running" else None,
             texts=texts,
             cut=self.cut,
         )

@@ -12,7 +12,7 @@ from .log import Owner, ProgramLog
 from .program import ProgramRecord
 
 MAX_RUNS = 1000  # programs over HTTP that may go on
-LINGER_SECONDS = 30.0  # from the end of a program's request until it counts as the last one
+LAST_REQUEST_SECONDS = 30.0  # from the end of a program's request until it counts as the last one
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class ProgramRecorder:
         self._run.num_playing -= 1
         if not self._run.num_playing:
             record.end(is_final=False)
-            self._run.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, record.finish)
+            self._run.closing = asyncio.get_running_loop().call_later(LAST_REQUEST_SECONDS, record.finish)
 
     def _receive(self, message: Open | Append | Play | Supply | Close) -> None:
         match message:

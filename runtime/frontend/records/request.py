@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from ...programs.records.events import Event, RunRecord, TokenCounts, TracedState, total_of
 from ...programs.records.steps import described, generation_fields
-from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, Status, view_of
+from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, view_of
 from ...protocol.errors import ErrorInfo
 from ...protocol.sampling import SamplingParams
 from ...protocol.session import Gen, Sequence
@@ -187,11 +187,8 @@ class RequestRecord:
         )
         return view_of(
             record,
-            id=self.entry.id,
-            seq=self.entry.seq,
-            kind="request",
-            status=self.status,
-            error=self._error(),
+            RowKey(self.entry.id, self.entry.seq, "request"),
+            RowOutcome(self.status, self._error()),
             source={},
             now=None if self.ended is not None else now - self.entry.began,
             texts=texts,

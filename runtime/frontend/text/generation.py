@@ -46,7 +46,7 @@ class Prompt:
 
 
 class Piece(NamedTuple):
-    """More of an output. Pieces add up to the text and the ids of the finished sequence."""
+    """Text that an output has grown by. Pieces add up to the text and the ids of the finished sequence."""
 
     text: str
     ids: list[int]

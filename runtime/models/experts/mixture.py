@@ -26,7 +26,7 @@ from .config import ExpertsConfig, StackedNames
 
 
 class ExpertLinear(Loadable, Protocol):
-    """One linear layer of every expert."""
+    """A linear layer of all experts, multiplied together."""
 
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         """Multiply by expert and return [P, O]. Row p is the product of `x[rows_P[p]]`, or of `x[p]` when `rows_P` is
@@ -197,7 +197,7 @@ class SharedExpert:
 
 
 class ExpertSlice(NamedTuple):
-    """One slice, or the whole, of every expert."""
+    """Both linear layers of all experts, whole or one slice of them."""
 
     gate_up: ExpertLinear  # E -> 2I, N times
     down: ExpertLinear  # I -> E, N times

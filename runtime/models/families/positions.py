@@ -1,4 +1,4 @@
-"""Where each layer's positions look and how they rotate: windows and ropes, by the rules of the family's row."""
+"""Windows and ropes of each layer, by the rules of the family's row."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Group(Protocol):
 
     @property
     def shard(self) -> Shard:
-        """This rank's part of its layers."""
+        """Part of the stage's layers that this rank holds."""
         ...
 
     @property

@@ -34,24 +34,25 @@ class Shard:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def experts(self, num_experts: int) -> range:
-        """Experts of this rank, with `whole_experts`: as many as others have, or one more."""
+        """Return the experts of this rank, with `whole_experts`: as many as others have, or one more."""
         return range(self.rank * num_experts // self.size, (self.rank + 1) * num_experts // self.size)
 
     def heads(self, config: ModelConfig) -> int:
-        """Number of query heads of this rank."""
+        """Return the number of query heads of this rank."""
         return config.num_heads // self.size
 
     def kv_heads(self, config: ModelConfig) -> int:
-        """Number of key/value heads of this rank. With fewer heads than ranks, several ranks hold the same one."""
+        """Return the number of key/value heads of this rank. With fewer heads than ranks, several ranks hold the same
+        one."""
         return max(1, config.num_kv_heads // self.size)
 
     def kv_part(self, config: ModelConfig) -> slice:
-        """Range of this rank's key/value heads among the model's."""
+        """Return the range of this rank's key/value heads among the model's."""
         start, count = self.rank * config.num_kv_heads // self.size, self.kv_heads(config)
         return slice(start, start + count)
 
     def heads_of_slices(self, config: ModelConfig) -> list[tuple[slice, slice]]:
-        """Ranges of query heads and of key/value heads of each slice, within this rank's."""
+        """Return the ranges of query heads and of key/value heads of each slice, within this rank's."""
         num_heads, num_kv = config.num_heads // self.num_slices, max(1, config.num_kv_heads // self.num_slices)
         first = self.kv_part(config).start
         found = []

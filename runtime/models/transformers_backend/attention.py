@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ....kernels import KvCache, store_kv
-from ..decoder import DecoderInputs
+from ..decoder_inputs import DecoderInputs
 
 NAME = "ramiform_paged"
 _OWNER = "_ramiform_attention"  # attribute of the model's modules
@@ -53,18 +53,24 @@ class AttentionOwner(Protocol):
         ...
 
 
+class AttentionSettings(TypedDict, total=False):
+    """Keywords of attention functions, by transformers' names, that change what is computed."""
+
+    scaling: float | None
+    sliding_window: int | None
+    softcap: float | None
+    s_aux: torch.Tensor | None  # sinks
+    is_causal: bool | None
+    position_bias: torch.Tensor | None
+
+
 def attend(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    is_causal: bool | None = None,
-    **others: Any,
+    **settings: Unpack[AttentionSettings],
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers' attention functions do: [1, heads, T, size] of each to [1, T, H, V].
 
@@ -72,16 +78,19 @@ def attend(
     """
     if attention_mask is not None:
         raise NotServed("it passes a mask of its own to attention")
+    is_causal = settings.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise NotServed("its attention is not causal")
-    if others.get("position_bias") is not None:
+    if settings.get("position_bias") is not None:
         raise NotServed("it adds a bias to attention scores")
     _, H, _, D = query.shape
-    shape = AttentionShape(H, key.shape[1], D, value.shape[-1], sliding_window, softcap or None, s_aux is not None)
+    window, cap, sinks_H = settings.get("sliding_window"), settings.get("softcap") or None, settings.get("s_aux")
+    shape = AttentionShape(H, key.shape[1], D, value.shape[-1], window, cap, sinks_H is not None)
     owner: AttentionOwner = getattr(module, _OWNER)
+    scaling = settings.get("scaling")
     scale = D**-0.5 if scaling is None else float(scaling)
     q_THD, k_TKD, v_TKV = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    return owner.attend(module, shape, q_THD, k_TKD, v_TKV, scale, s_aux)[None], None
+    return owner.attend(module, shape, q_THD, k_TKD, v_TKV, scale, sinks_H)[None], None
 
 
 def set_owner(model: nn.Module, owner: AttentionOwner) -> None:

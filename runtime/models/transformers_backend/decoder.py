@@ -21,7 +21,8 @@ from torch import nn
 from ....kernels import AttentionArgs, KvCache, Ops, RowSpan, for_device
 from ...protocol.config import PAGE_SIZE
 from ..config import ModelConfig
-from ..decoder import Decoder, DecoderInputs
+from ..decoder import Decoder
+from ..decoder_inputs import DecoderInputs
 from ..errors import CheckpointError
 from ..rope.angles import Rope
 from ..stored.weights import Progress

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -68,7 +68,7 @@ class LineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramView(ProgramRow, frozen=True, kw_only=True):
-    """All that is recorded of a program. `texts`: texts are in it; without them events have kinds, names and counts.
+    """Whole record of a program. `texts`: texts are in it; without them events have kinds, names and counts.
 
     `critical_path` are the spans, as (state, index of the span), that determined when the program ended.
     """
@@ -81,15 +81,31 @@ class ProgramView(ProgramRow, frozen=True, kw_only=True):
     cut: bool = False  # there were more operations than a record holds
 
 
+class RowKey(NamedTuple):
+    """Names of a row in a list: `id`, `seq` and `kind` of `ProgramRow`."""
+
+    id: str = "local"
+    seq: int = 0
+    kind: Literal["program", "request"] = "program"
+
+
+class RowOutcome(NamedTuple):
+    """How far a run came: `status`, `error` and `place` of `ProgramRow`."""
+
+    status: Status | None = None  # None: it has failed if one of its events has, else it is done
+    error: str | None = None
+    place: str | None = None
+
+
+LOCAL = RowKey()
+BY_EVENTS = RowOutcome()
+
+
 def view_of(
     record: RunRecord,
+    key: RowKey = LOCAL,
+    outcome: RowOutcome = BY_EVENTS,
     *,
-    id: str = "local",
-    seq: int = 0,
-    kind: Literal["program", "request"] = "program",
-    status: Status | None = None,
-    error: str | None = None,
-    place: str | None = None,
     source: Mapping[str, str] | None = None,
     now: float | None = None,
     texts: bool = True,
@@ -97,9 +113,9 @@ def view_of(
 ) -> ProgramView:
     """Return the view of a recorded run. `now`: it runs, and this is the time since its begin.
 
-    `source` are the texts of source lines; None: they are read from the files. A run whose status is not given has
-    failed if one of its events has, else it is done.
+    `source` are the texts of source lines; None: they are read from the files.
     """
+    status, error, place = outcome
     states = [_state_view(record, state, now) for state in record.states]
     events = [event for state in states for event in state.events]
     failed = min((event for event in events if event.error is not None), key=_failure_order, default=None)
@@ -112,9 +128,7 @@ def view_of(
     known = _read_source(places) if source is None else {one: source[one] for one in sorted(places) if one in source}
     tokens = record.tokens
     view = ProgramView(
-        id=id,
-        seq=seq,
-        kind=kind,
+        **key._asdict(),
         title=record.title,
         status=status,
         began_at=record.began_at,

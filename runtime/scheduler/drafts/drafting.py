@@ -64,7 +64,7 @@ class Drafting:
         self.counts = SpeculationCounters()
 
     def can_plan_ahead(self, batch: Batch) -> bool:
-        """True if a step can be planned while one without drafts is in flight: it verifies none."""
+        """Return True if a step can be planned while one without drafts is in flight: it verifies none."""
         if self._source == "off" or (self._adaptive and not self._policy.may_guess(max(1, len(batch)))):
             return True
         self._held_back = True
@@ -85,7 +85,7 @@ class Drafting:
             self._suffixes.flush()
 
     def source_follows(self, rows: Sequence[Row]) -> bool:
-        """True if the engine's draft source follows the step with these rows.
+        """Return True if the engine's draft source follows the step with these rows.
 
         Plain decoding is measured without the source, on steps after which the source lacks next to nothing.
         """
@@ -130,7 +130,7 @@ class Drafting:
         return scheduled if not self._proposals else [self._add_draft(item, batch) for item in scheduled]
 
     def draft_spec(self, item: ScheduledRequest) -> DraftSpec | None:
-        """The tree that the engine should draft for the request's next step, or None."""
+        """Return the tree that the engine should draft for the request's next step, or None."""
         request = item.request
         if request.num_output > 0:
             depth = self._depths.get(request.rid, 0)
@@ -244,14 +244,14 @@ class Drafting:
         self._new_depth = max(depths) if self._policy.may_draft_new else 0
 
     def _is_known(self, request: Request) -> bool:
-        """True if the source knows the request well enough to draft. A head lacks the features of steps that it did not
-        follow; a smaller model catches up by itself."""
+        """Return True if the source knows the request well enough to draft. A head lacks the features of steps that it
+        did not follow; a smaller model catches up by itself."""
         first = max(request.first_step, self._num_steps - FEATURE_WINDOW)
         return self._source not in ("eagle", "mtp") or first > self._last_closed
 
     def _is_worth_following(self, request: Request) -> bool:
-        """True if the source knows the request, or following it may pay. The output so far predicts what is still to
-        come."""
+        """Return True if the source knows the request, or following it may pay. The output so far predicts what is
+        still to come."""
         return not self._adaptive or self._is_known(request) or request.num_output >= 4 * FEATURE_WINDOW
 
     def _add_draft(self, item: ScheduledRequest, batch: Batch) -> ScheduledRequest:
@@ -270,7 +270,7 @@ class Drafting:
 
 
 def _remaining_draft(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
-    """The part of the draft that follows the request's current tokens; forced tokens may have come
+    """Return the part of the draft that follows the request's current tokens; forced tokens may have come
     or replaced others."""
     start = row.first_position + row.num_committed
     end = start + len(result.tokens)

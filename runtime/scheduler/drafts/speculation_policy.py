@@ -51,12 +51,12 @@ class Acceptance:
         self.last_step = now
 
     def chance(self, prior: float, now: int = 0) -> float:
-        """Probability that the next level is accepted too."""
+        """Return the probability that the next level is accepted too."""
         kept, weight = self._kept(now), 1.5
         return min(MAX_PROBABILITY, (kept * self.hits + weight * prior) / (kept * (self.hits + self.misses) + weight))
 
     def ratio(self, prior: float, now: int = 0, weight: float = 6.0) -> float:
-        """Ratio of accepted to predicted draft tokens."""
+        """Return the ratio of accepted to predicted draft tokens."""
         kept = self._kept(now)
         return (kept * self.hits + weight * prior) / (kept * self.expected + weight)
 
@@ -100,7 +100,7 @@ class DecayingLine:
         self._xy = DECAY * self._xy + dx * (y - self._y)
 
     def at(self, x: float) -> float:
-        """The line's value, at least a tenth of the mean."""
+        """Return the line's value, at least a tenth of the mean."""
         prior, spread = (0.0, self.spread) if self.spread is not None else (self._y / self._x, self._x / 2)
         slope = (self._xy + spread**2 * prior) / (self._xx + spread**2)
         return max(self._y + slope * (x - self._x), 0.1 * self._y)
@@ -206,16 +206,18 @@ class SpeculationPolicy:
     now: int = 0  # steps
 
     def is_open(self, num_rows: int) -> bool:
-        """True if guesses are allowed for this number of decoding requests, or will be after some plain steps."""
+        """Return True if guesses are allowed for this number of decoding requests, or will be after some plain
+        steps."""
         return self._size(num_rows).open
 
     def may_guess(self, num_rows: int) -> bool:
-        """True if guesses are allowed now. False while speculation is closed, and when plain steps are to be timed."""
+        """Return True if guesses are allowed now. False while speculation is closed, and when plain steps are to be
+        timed."""
         size = self._size(num_rows)
         return size.open and size.measured
 
     def is_measured(self, num_rows: int) -> bool:
-        """True if the time of a plain step is known."""
+        """Return True if the time of a plain step is known."""
         return self._size(max(1, num_rows)).measured
 
     @property
@@ -253,15 +255,15 @@ class SpeculationPolicy:
         size.observe_speculative(work, seconds, plain)
 
     def probability(self, own: Acceptance, score: float) -> float:
-        """Probability that a draft token of score `score` is accepted."""
+        """Return the probability that a draft token of score `score` is accepted."""
         return min(MAX_PROBABILITY, own.ratio(self.overall.ratio(1.0, weight=24.0), self.now) * math.exp(score))
 
     def num_to_verify(
         self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, drafted: bool = False
     ) -> list[int]:
-        """Number of draft tokens of each request to verify, the likeliest first, at most `limit` in all, for the most
-        tokens per second. `num_rows` requests decode in any case. The cost of making the drafts was spent already if
-        they are `drafted`."""
+        """Return the number of draft tokens of each request to verify, the likeliest first, at most `limit` in all, for
+        the most tokens per second. `num_rows` requests decode in any case. The cost of making the drafts was spent
+        already if they are `drafted`."""
         size, counts = self._size(num_rows), [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
         if size.trials or not size.extra.count:
@@ -286,7 +288,7 @@ class SpeculationPolicy:
         return counts
 
     def depths(self, num_rows: int, requests: Sequence[Acceptance], steps: int) -> list[int]:
-        """Depth of each request's next draft, at most `steps`, 0 for none; closes speculation if none pays.
+        """Return the depth of each request's next draft, at most `steps`, 0 for none; closes speculation if none pays.
 
         A level is drafted if it is likely enough to be reached; `num_rows` requests decode, at least these.
         """
@@ -306,7 +308,7 @@ class SpeculationPolicy:
         return depths if pays else [max(1, depth) for depth in depths]
 
     def _is_hopeless(self, size: _BatchSize, num_rows: int) -> bool:
-        """True if guesses that are nearly always right would not pay: arithmetic bounds the step."""
+        """Return True if guesses that are nearly always right would not pay: arithmetic bounds the step."""
         return all(
             1 + MAX_PROBABILITY * levels <= MIN_SPEEDUP * self._relative_cost(size, levels * num_rows)
             for levels in (1, 4)
@@ -321,7 +323,7 @@ class SpeculationPolicy:
         return 1 + max(0.0, size.extra.at(num_guesses)) / size.plain.mean
 
     def _size(self, num_rows: int) -> _BatchSize:
-        """The record of a batch size. Sizes are half octaves: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..."""
+        """Return the record of a batch size. Sizes are half octaves: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..."""
         octave = max(0, (num_rows - 1).bit_length() - 2)
         upper = -(-num_rows >> octave) << octave
         if upper not in self._sizes:

@@ -42,7 +42,7 @@ class DraftTree(msgspec.Struct, frozen=True):
         return bits
 
     def path(self, node: int) -> list[int]:
-        """Tokens from the first one after the committed ones to `node`; none for -1."""
+        """Return the tokens from the first one after the committed ones to `node`; none for -1."""
         tokens: list[int] = []
         while node >= 0:
             tokens.append(self.tokens[node])
@@ -50,7 +50,7 @@ class DraftTree(msgspec.Struct, frozen=True):
         return tokens[::-1]
 
     def after(self, tokens: Sequence[int]) -> DraftTree | None:
-        """The subtree that is left when `tokens` were accepted; None if there is none."""
+        """Return the subtree that is left when `tokens` were accepted; None if there is none."""
         at = -1
         for token in tokens:
             children = (node for node, parent in enumerate(self.parents) if parent == at and self.tokens[node] == token)
@@ -73,7 +73,7 @@ class DraftTree(msgspec.Struct, frozen=True):
         )
 
     def best(self, num_tokens: int) -> DraftTree:
-        """The `num_tokens` likeliest nodes. No child without its parent."""
+        """Return the `num_tokens` likeliest nodes. No child without its parent."""
         if num_tokens >= len(self):
             return self
         # No child outscores its parent, and of equals the earlier one ranks first: no parent is left out.
@@ -81,7 +81,7 @@ class DraftTree(msgspec.Struct, frozen=True):
         return self.only(ranked[: max(0, num_tokens)])
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
-        """The given nodes, in the tree's order. A node whose parent is left out is left out too."""
+        """Return the given nodes, in the tree's order. A node whose parent is left out is left out too."""
         chosen = frozenset(nodes)
         new = {-1: -1}
         for node, parent in enumerate(self.parents):
@@ -96,7 +96,7 @@ class DraftTree(msgspec.Struct, frozen=True):
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of each node, 1 for those without a parent (-1). Parents come before their children."""
+    """Return the depth of each node, 1 for those without a parent (-1). Parents come before their children."""
     found: list[int] = []
     for parent in parents:
         found.append(1 + (found[parent] if parent >= 0 else 0))
@@ -104,5 +104,5 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """True if each node is the child of the previous one."""
+    """Return True if each node is the child of the previous one."""
     return all(parent == node - 1 for node, parent in enumerate(parents))

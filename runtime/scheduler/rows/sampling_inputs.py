@@ -24,7 +24,7 @@ _SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
 
 
 def splitmix64(seed: int, n: int) -> int:
-    """The n-th output (64 bits), counted from 0, of the generator seeded with `seed`."""
+    """Return the n-th output (64 bits), counted from 0, of the generator seeded with `seed`."""
     z = (seed + (n + 1) * _SPLITMIX_GAMMA) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
@@ -32,7 +32,7 @@ def splitmix64(seed: int, n: int) -> int:
 
 
 def random_bits(seed: int, position: int) -> int:
-    """Random bits of the token at `position`: 64 bits, as a signed number."""
+    """Return the random bits of the token at `position`: 64 bits, as a signed number."""
     word = splitmix64(_mixed(seed), position)
     return word - (1 << 64) if word >> 63 else word
 
@@ -49,7 +49,7 @@ def token_mask(
     rules: TokenRules | None = None,
     output: Sequence[int] = (),
 ) -> bytes | None:
-    """Bitmask of the tokens that may be sampled, as words of a Row's mask; None if all may.
+    """Return the bitmask of the tokens that may be sampled, as words of a Row's mask; None if all may.
 
     Suppressed tokens are removed only if others remain: the grammar wins. Raises RequestError when the grammar, or
     `rules` after `output`, leave no token at all.

@@ -98,7 +98,7 @@ def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: M
 
 
 def _captures(fields: ConfigFields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
-    """Captured layers. `eagle_config.eagle_aux_hidden_state_layer_ids` names layers by their *output*."""
+    """Return the captured layers. `eagle_config.eagle_aux_hidden_state_layer_ids` names layers by their *output*."""
     if kind == "eagle":
         return (target.num_layers,)
     eagle = fields.nested("eagle_config")
@@ -136,7 +136,7 @@ def _check_fit(config: HeadConfig, target: ModelConfig, fields: ConfigFields) ->
 
 
 def config_json(config: HeadConfig, target: ModelConfig) -> dict[str, Any]:
-    """Inverse of `read_head_config`, with the field names of published heads."""
+    """Return the inverse of `read_head_config`, with the field names of published heads."""
     assert config.rope.type == "default", "heads of ours have plain rotary embeddings"
     raw: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.kind]],

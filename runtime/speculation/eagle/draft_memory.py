@@ -55,5 +55,5 @@ class DraftMemory:
 
 
 def bytes_per_page(config: HeadConfig, dtype: torch.dtype) -> int:
-    """Bytes of a head's memory for one page."""
+    """Return the bytes of a head's memory for one page."""
     return (2 * config.num_kv_heads * config.head_dim + config.hidden_size) * PAGE_SIZE * dtype.itemsize

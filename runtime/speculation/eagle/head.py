@@ -84,7 +84,7 @@ class EagleHead:
         self.parameters = packed_parameters(self.parameters)
 
     def features(self, captured_NC: torch.Tensor) -> torch.Tensor:
-        """Features [N, E] from the captured hidden states; EAGLE-3 projects three layers to one width."""
+        """Return the features [N, E] from the captured hidden states; EAGLE-3 projects three layers to one width."""
         return self.parameters.fc(captured_NC) if self.config.kind == "eagle3" else captured_NC
 
     def forward(
@@ -107,7 +107,7 @@ class EagleHead:
         return HeadOutput(feature, read)
 
     def heads(self, ids_N: torch.Tensor, before_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Heads of queries, keys and values [N, H + 2K, D] of the tokens, and the residual [N, E]."""
+        """Return the heads of queries, keys and values [N, H + 2K, D] of the tokens, and the residual [N, E]."""
         config, own, ops = self.config, self.parameters, self._ops
         embedded_NE = F.embedding(ids_N, self.embedding)
         if own.hidden_norm_E is None or own.input_norm_E is None:
@@ -125,14 +125,15 @@ class EagleHead:
         return own.qkv(x).view(len(ids_N), config.num_heads + 2 * config.num_kv_heads, config.head_dim), residual
 
     def logits(self, read_NE: torch.Tensor) -> torch.Tensor:
-        """Logits, float32 [N, V]."""
+        """Return the logits, float32 [N, V]."""
         return self.lm_head(read_NE).float()
 
     def target_logits(self, final_NE: torch.Tensor) -> torch.Tensor:
-        """The target's logits of its final hidden states, restricted to the head's vocabulary: float32 [N, V]."""
+        """Return the target's logits of its final hidden states, restricted to the head's vocabulary: float32
+        [N, V]."""
         logits = self._target_lm_head(final_NE).float()
         return logits if self._token_ids is None else logits[:, self._token_ids]
 
     def token_ids(self, indices: torch.Tensor) -> torch.Tensor:
-        """The target's token ids of `indices` of the head's vocabulary, any shape."""
+        """Return the target's token ids of `indices` of the head's vocabulary, any shape."""
         return indices if self._token_ids is None else self._token_ids[indices]

@@ -129,7 +129,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _kind(tensors: Iterable[str]) -> HeadKind:
-    """Kind of the head, by its tensors' names."""
+    """Return the kind of the head, by its tensors' names."""
     marks = ("midlayer.", "layers.0.hidden_norm.")
     return "eagle3" if any(name.startswith(marks) for name in tensors) else "eagle"
 

@@ -70,7 +70,7 @@ def allocate_head(
 
 
 def packed_parameters(parameters: HeadParameters) -> HeadParameters:
-    """The parameters with their weights packed as a decoder's are."""
+    """Return the parameters with their weights packed as a decoder's are."""
 
     def pack_it(linear: Linear) -> Linear:
         return pack_linear(linear) if isinstance(linear, DenseLinear) else linear
@@ -87,7 +87,7 @@ def packed_parameters(parameters: HeadParameters) -> HeadParameters:
 
 
 def checkpoint_layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Tensor]:
-    """Every checkpoint tensor by its published name, as a view of the parameter that holds it. Not for packed
+    """Return every checkpoint tensor by its published name, as a view of the parameter that holds it. Not for packed
     parameters."""
     parts: dict[str, torch.Tensor] = {}
 

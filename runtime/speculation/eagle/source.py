@@ -86,7 +86,7 @@ class EagleSource:
         return (self._chains if chains else self._grow)(slots, tokens, wants)
 
     def _first_missing(self, slots: _Slots) -> int:
-        """First position whose key and value are missing; at most that of the newest token."""
+        """Return the first position whose key and value are missing; at most that of the newest token."""
         return 1 + self._ledger.num_computed(slots[1:])
 
     def _catch_up(self, missing: Sequence[tuple[_Slots, int]]) -> None:

@@ -18,7 +18,7 @@ _TOLERANCE = 2**-6  # above rounding to bfloat16, far below the difference of mo
 
 
 def probe(target: Decoder) -> tuple[float, ...]:
-    """First numbers of the final norm and of the last token's embedding."""
+    """Return the first numbers of the final norm and of the last token's embedding."""
     parameters = target.parameters
     last_E = parameters.embed(torch.tensor([parameters.num_embedded - 1], device=target.device))[0]
     numbers = torch.cat((parameters.norm.weight_E[:_NUM_EACH], last_E[:_NUM_EACH]))

@@ -22,7 +22,7 @@ MIN_TEMPERATURE = 0.3
 
 
 def draft_temperature(temperature: float) -> float:
-    """Temperature for ranking draft tokens, at least MIN_TEMPERATURE.
+    """Return the temperature for ranking draft tokens, at least MIN_TEMPERATURE.
 
     Heads are calibrated for sampling at 1. At 0 their second choices are overrated, and a tree would lose to a chain of
     as many tokens. The temperature changes the nodes that are verified, never the distribution of the output.

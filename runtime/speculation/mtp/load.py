@@ -22,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from ....kernels import KvCache
 from ...models.config import ModelConfig
-from ...models.decoder import Decoder, DecoderInputs
+from ...models.decoder import Decoder
+from ...models.decoder_inputs import DecoderInputs
 from ...models.errors import CheckpointError
 from ...models.gguf.file import is_gguf
 from ...models.linear import DenseLinear, Destination, Linear
@@ -87,7 +88,7 @@ class MtpLayout:
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """One layer: it joins the embedding of a token with the hidden state before it."""
+    """A layer of multi-token prediction: it joins the embedding of a token with the hidden state before it."""
 
     embedding_norm: Norm
     hidden_norm: Norm

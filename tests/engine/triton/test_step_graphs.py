@@ -17,8 +17,16 @@ import transformers
 from ramiform.kernels import NOT_FINITE, attention_groups
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
+from ramiform.runtime.engine.paths import EngineParts
 from ramiform.runtime.engine.paths.graph_inputs import PageTables, segments
-from ramiform.runtime.engine.paths.step_graphs import CudaCapture, Forward, StepGraphs, graph_sizes, row_shapes
+from ramiform.runtime.engine.paths.step_graphs import (
+    CudaCapture,
+    Forward,
+    LargestStep,
+    StepGraphs,
+    graph_sizes,
+    row_shapes,
+)
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
@@ -67,8 +75,8 @@ def plain_engine(checkpoint: Path) -> ForwardEngine:
 def with_graphs(engine: ForwardEngine, capture: CountedCapture, **sizes: int) -> ForwardEngine:
     model, pool = engine._runner.model, engine._runner.pool
     assert StepGraphs.supports(model, pool.layers)
-    graphs = StepGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture, **sizes)
-    return ForwardEngine(model, pool, graphs=graphs)
+    graphs = StepGraphs(model, pool, LargestStep(max_rows=5, num_places=128, **sizes), capture)
+    return ForwardEngine(EngineParts(model, pool, graphs=graphs))
 
 
 def step(engine: ForwardEngine, rows: list[Row]) -> list[RowResult]:
@@ -207,7 +215,7 @@ def test_capturing_writes_nothing(checkpoint: Path) -> None:
     for memory in pool.memories:
         memory.fill_(7.0)
     model = engine._runner.model
-    graphs = StepGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
+    graphs = StepGraphs(model, pool, LargestStep(2, num_places=32), CountedCapture(), captures=(0,))
     with torch.inference_mode():
         graphs.capture_all()
     assert all(bool((memory == 7.0).all()) for memory in pool.memories)
@@ -218,7 +226,7 @@ def test_features_survive_the_next_replay_of_a_graph(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
     model, pool = engine._runner.model, engine._runner.pool
     capture = CountedCapture()
-    graphs = StepGraphs(model, pool.layers, max_rows=1, num_places=32, captures=(0, 2), capture=capture)
+    graphs = StepGraphs(model, pool, LargestStep(1, num_places=32), capture, captures=(0, 2))
     row = Row(rid="a", tokens=[1], first_position=0, pages=[0], sample=SAMPLE)
     with torch.inference_mode():
         graphs.capture_all()
@@ -312,12 +320,12 @@ def test_sizes_that_memory_does_not_hold_are_left_out(checkpoint: Path, caplog: 
 
     engine = plain_engine(checkpoint)
     model, pool = engine._runner.model, engine._runner.pool
-    graphs = StepGraphs(model, pool.layers, max_rows=4, num_places=128, captures=(), capture=small, max_tokens=16)
+    graphs = StepGraphs(model, pool, LargestStep(4, num_places=128, max_tokens=16), small)
     with caplog.at_level(logging.WARNING, "ramiform.engine"), torch.inference_mode():
         assert graphs.capture_all() == 3
     assert "no memory for 3 of 6 CUDA graphs: steps of more than 2 rows" in caplog.text
     rows = [Row(rid=str(i), tokens=[i], first_position=0, pages=pages(i), sample=SAMPLE) for i in range(3)]
-    ours, judge = ForwardEngine(model, pool, graphs=graphs), plain_engine(checkpoint)
+    ours, judge = ForwardEngine(EngineParts(model, pool, graphs=graphs)), plain_engine(checkpoint)
     for num, replays in ((3, 0), (2, 1)):
         replayed = capture.num_replayed
         assert [r.tokens for r in step(ours, rows[:num])] == [r.tokens for r in step(judge, rows[:num])]

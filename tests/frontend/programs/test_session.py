@@ -435,7 +435,7 @@ def test_with_its_last_state_all_of_a_program_ends() -> None:
 
 
 def test_a_client_has_a_bounded_number_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_STATES", 3)
+    monkeypatch.setattr(server, "MAX_CLIENT_STATES", 3)
 
     async def main() -> None:
         async with house() as built:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ramiform.kernels import (
-    INT4,
+    PACKED_INT4,
     AttentionArgs,
     KvCache,
     RopeAndStoreArgs,
@@ -107,7 +107,7 @@ def test_kernels_and_plain_torch_read_the_same_from_a_cache(
 
 def four_bits(head_dim: int, dtype: torch.dtype, device: torch.device) -> KvCache:
     """Return a cache whose keys have uneven channels."""
-    codes = torch.zeros(2, 8 * PAGE_SIZE, K, stored_size(head_dim, INT4), dtype=INT4, device=device)
+    codes = torch.zeros(2, 8 * PAGE_SIZE, K, stored_size(head_dim, PACKED_INT4), dtype=PACKED_INT4, device=device)
     return KvCache(*codes, torch.exp2(torch.randint(-1, 3, (K, head_dim), device=device).float()))
 
 

@@ -17,7 +17,7 @@ from ramiform.runtime.programs.records.events import (
     TokenCounts,
     TracedState,
 )
-from ramiform.runtime.programs.records.view import MAX_TEXT, ProgramView, row_of, view_of, without_texts
+from ramiform.runtime.programs.records.view import MAX_TEXT, ProgramView, RowOutcome, row_of, view_of, without_texts
 from ramiform.runtime.protocol.core import Timings
 
 STEP = 1 / 64  # a power of two: sums of times are exact
@@ -104,7 +104,7 @@ def test_a_generations_time_is_divided_by_what_the_runtime_measured() -> None:
 
 
 def test_what_runs_lasts_until_now() -> None:
-    view = view_of(_record(first_text=1.5), status="running", now=3.0)
+    view = view_of(_record(first_text=1.5), outcome=RowOutcome("running"), now=3.0)
     assert [(span.cause, span.start, span.end) for span in view.states[0].spans] == [
         ("python", 0.0, 1.0),
         ("prefill", 1.0, 1.5),

@@ -151,7 +151,7 @@ class LiveApi:
 
 
 class LiveSocket:
-    """One connection, once it is known whose it is."""
+    """Connection of a viewer who is known."""
 
     def __init__(self, api: LiveApi, websocket: WebSocket, viewer: Viewer) -> None:
         self._api = api

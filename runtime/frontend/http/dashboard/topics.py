@@ -168,7 +168,7 @@ class ProgramsTopic:
 
 
 class ProgramTopic:
-    """One program, whole, whenever it has changed. The larger it is, the more seldom it is looked at."""
+    """Sends a program, whole, whenever it has changed. The larger it is, the more seldom it is looked at."""
 
     def __init__(self, records: LogPeers, viewer: Viewer, options: ProgramOptions) -> None:
         self._records = records

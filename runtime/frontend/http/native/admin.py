@@ -19,7 +19,7 @@ from ..transport.streaming import cancel_on_disconnect, json_response
 
 
 class AdminApi:
-    """Health, facts and the cache. `program_address` is where programs of this machine connect."""
+    """Routes of health, facts and the cache. `program_address` is where programs of this machine connect."""
 
     def __init__(self, generator: Generator, program_address: str) -> None:
         self._generator = generator

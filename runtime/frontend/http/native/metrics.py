@@ -24,7 +24,7 @@ from ...core.frontend_peers import FrontendPeers
 from ..transport.body_route import BodyRoute
 
 # Ours, without "ramiform_" -> the same elsewhere. A counter's name is without "_total".
-ALIASES = {
+METRIC_ALIASES = {
     "requests_running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "requests_waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
     "kv_held": ("vllm:kv_cache_usage_perc", "sglang:token_usage"),
@@ -209,7 +209,7 @@ class _MetricFamilies:
         )
 
     def _add(self, kind: Any, name: str, meaning: str, fill: Any) -> None:
-        for full in (f"ramiform_{name}", *ALIASES.get(name, ())):
+        for full in (f"ramiform_{name}", *METRIC_ALIASES.get(name, ())):
             family = kind(full, meaning, labels=["model_name"])
             fill(family)
             self._all.append(family)

@@ -47,12 +47,12 @@ from ..transport.streaming import ClientDisconnectedError, EventStream, cancel_o
 
 PATH = "/programs"
 MAX_BODY_BYTES = 8 << 20  # reading more would keep the event loop from its other tasks
-MAX_STATES = 1024  # of one request; each holds its token ids
+MAX_REQUEST_STATES = 1024  # of one request; each holds its token ids
 MAX_OPERATIONS = 1 << 14  # of one request
 MAX_ROLES = 512  # messages begun in one request: the template renders all earlier ones for each
 MAX_RID = 200  # characters
 FEW_ROLES = 32  # so many are rendered in the event loop
-KEEP_ALIVE_SECONDS = 15.0  # a stream without answers sends an empty event: proxies close silent connections
+EMPTY_EVENT_SECONDS = 15.0  # a stream without answers sends an empty event: proxies close silent connections
 
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")  # where msgspec says that a body is wrong
 
@@ -109,7 +109,7 @@ class CloseBody(Body):
 
     model_config = example({"rid": "my-program-7", "states": [2, 3]})
     rid: Annotated[Text, described(maxLength=MAX_RID)]
-    states: Annotated[Many[int], described(maxItems=MAX_STATES)]
+    states: Annotated[Many[int], described(maxItems=MAX_REQUEST_STATES)]
 
 
 class ProgramsApi:
@@ -195,11 +195,11 @@ class ProgramsApi:
             self._generator,
             name,
             messages,
-            max_states=MAX_STATES,
+            max_states=MAX_REQUEST_STATES,
             namespace=namespace,
             recorder=self._recorder(key[0], body),
         )
-        values = play.answers(KEEP_ALIVE_SECONDS)
+        values = play.answers(EMPTY_EVENT_SECONDS)
         is_first = True
         try:
             async with aclosing(values):

@@ -11,7 +11,7 @@ from ...chat.service import ChatService
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 
-ALIASES = ("/chat/completions", "/invocations")  # llama-server's, and SageMaker's as SGLang has it
+CHAT_ALIASES = ("/chat/completions", "/invocations")  # llama-server's, and SageMaker's as SGLang has it
 
 
 class ChatApi:
@@ -23,14 +23,14 @@ class ChatApi:
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
-        for path in ("/v1/chat/completions", *ALIASES):
+        for path in ("/v1/chat/completions", *CHAT_ALIASES):
             router.add_api_route(
                 path,
                 self.create,
                 methods=["POST"],
                 response_model=None,
                 responses=STREAM_RESPONSES,
-                include_in_schema=path not in ALIASES,
+                include_in_schema=path not in CHAT_ALIASES,
             )
         return router
 

@@ -92,7 +92,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class CompletionPrompt:
-    """One prompt: the text to echo, the prompt for the core, and its outputs."""
+    """A prompt of a body: the text to echo, the prompt for the core, and its outputs."""
 
     text: str
     prompt: Prompt

@@ -235,7 +235,7 @@ def test_closing_the_request_aborts_its_generations() -> None:
 
 
 def test_a_stream_without_answers_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "EMPTY_EVENT_SECONDS", 0.01)
 
     async def main() -> None:
         async with (

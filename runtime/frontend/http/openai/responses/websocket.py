@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ResponseWebSocket:
-    """One WebSocket connection."""
+    """Creates and streams responses over a WebSocket connection."""
 
     def __init__(self, responses: ResponseService, shared: SharedResponseStore, websocket: WebSocket) -> None:
         self._responses = responses
