@@ -18,6 +18,7 @@ from ..protocol.errors import RequestError
 from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
+from .rope_switch import RopeSwitch
 from .scheduler import Scheduler
 
 logger = logging.getLogger("ramiform.core")
@@ -37,6 +38,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     num_state_slots: int = 0
     windows: WindowSizes | None = None
     context_length: int
+    rope: RopeSwitch | None = None
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
 
@@ -52,6 +54,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         context_length: int,
         num_state_slots: int = 0,
         windows: WindowSizes | None = None,
+        rope: RopeSwitch | None = None,
     ) -> LogHeader:
         """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
@@ -64,6 +67,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             num_state_slots=num_state_slots,
             windows=windows,
             context_length=context_length,
+            rope=rope,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),
         )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...scheduler.rope_switch import RopeSwitch
 from ..config_fields import ConfigFields
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "listed", "none"]
@@ -40,9 +41,16 @@ class RopeConfig:
 
     def within(self, context_length: int) -> RopeConfig:
         """Return the config for sequences of at most `context_length` tokens, which may need no switch of factors."""
-        if self.type != "longrope" or context_length > self.original_context:
+        if not self.depends_on_length or context_length > self.original_context:
             return self
-        return replace(self, type="listed")
+        return replace(self, type="listed" if self.type == "longrope" else "default")
+
+    @property
+    def switch(self) -> RopeSwitch | None:
+        """How angles depend on the sequence's length; None: they do not."""
+        if self.type != "longrope" and self.type != "dynamic":
+            return None
+        return RopeSwitch(self.type, self.original_context)
 
     def context_length(self, max_positions: int) -> int:
         """Return the context length. `max_position_embeddings` counts scaling in llama3 files and some yarn files

@@ -31,7 +31,7 @@ def prepare_draft(
     Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
     follows them; with `at_once` also those for which the grammar would have to compute new states.
     """
-    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
+    max_depth = request.planned_end - len(request.tokens) - 1  # the token after the deepest node must be within it
     allowed = [
         node
         for node, depth in enumerate(tree.depths)
