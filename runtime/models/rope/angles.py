@@ -120,13 +120,13 @@ def _padded(frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 def _rotated_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     plain = 1.0 / config.theta ** _exponents(head_dim)
+    if config.factors:
+        plain = plain / torch.tensor(config.factors)
     match config.type:
-        case "default" | "dynamic":
+        case "default" | "dynamic" | "longrope":
             return plain
         case "linear":  # Chen et al. 2023, position interpolation
             return plain / config.factor
-        case "listed" | "longrope":
-            return plain / torch.tensor(config.factors)
         case "none":
             return torch.zeros_like(plain)
         case "llama3":
@@ -142,8 +142,8 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def rope_amplitude(config: RopeConfig) -> float:
-    """Return the factor of cos and sin: yarn's attention temperature (section 3.4), LongRoPE's factor, else 1."""
-    if config.attention_factor is not None and config.type in ("yarn", "longrope", "listed"):
+    """Return the factor of cos and sin: the config's, or yarn's attention temperature (section 3.4), else 1."""
+    if config.attention_factor is not None:
         return config.attention_factor
     if config.type != "yarn":
         return 1.0

@@ -9,7 +9,7 @@ from typing import Literal
 from ...scheduler.rope_switch import RopeSwitch
 from ..config_fields import ConfigFields
 
-RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "listed", "none"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "su")
 
 
@@ -30,7 +30,7 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
-    attention_factor: float | None = None  # of cos and sin. yarn: None: from the next two, or from factor
+    attention_factor: float | None = None  # of cos and sin; None: 1, or yarn's from the next two, or from factor
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
 
@@ -43,7 +43,7 @@ class RopeConfig:
         """Return the config for sequences of at most `context_length` tokens, which may need no switch of factors."""
         if not self.depends_on_length or context_length > self.original_context:
             return self
-        return replace(self, type="listed" if self.type == "longrope" else "default")
+        return replace(self, type="default")
 
     @property
     def switch(self) -> RopeSwitch | None:
@@ -112,7 +112,7 @@ def parse_rope(
         beta_fast=rope.number("beta_fast", default=32.0),
         beta_slow=rope.number("beta_slow", default=1.0),
         truncate=rope.boolean("truncate", default=True),
-        attention_factor=optional("attention_factor"),
+        attention_factor=optional("attention_factor") if kind == "yarn" else None,
         mscale=optional("mscale"),
         mscale_all_dim=optional("mscale_all_dim"),
     )
