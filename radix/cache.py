@@ -108,7 +108,7 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
         """Count the tokens at the start of `tokens[:limit]` that are cached, on either tier. Changes nothing."""
-        return self._reusable(self._match_pages(tokens, namespace, limit)).num_tokens
+        return self._reusable(self._match_pages(tokens, namespace, limit), tokens).num_tokens
 
     def acquire(
         self,
@@ -128,7 +128,7 @@ class PrefixCache:
         fewer than `spare` pages would be left. Without `counted`, the statistics of hits do not change.
         """
         cached = self._match_pages(tokens, namespace, limit)
-        found = self._reusable(cached)
+        found = self._reusable(cached, tokens)
         num_needed = self._num_pages_needed(found, num_tokens, spare)
         while num_needed is None and found.num_boundary_tokens:
             # Give up the partial match: the page it would be copied from can then be evicted.
@@ -300,10 +300,11 @@ class PrefixCache:
             self._events.record_cleared()
         return num_flushed
 
-    def _reusable(self, found: PrefixMatch) -> PrefixMatch:
-        """Return the part of a match from which a sequence can go on."""
-        reusable = self.states or self.windows
-        return found if reusable is None else reusable.reusable(found)
+    def _reusable(self, found: PrefixMatch, tokens: Sequence[int] = ()) -> PrefixMatch:
+        """Return the part of a match of `tokens` from which a sequence can go on; without `tokens` in its nodes."""
+        if self.states is not None:
+            return self.states.reusable(found, tokens)
+        return found if self.windows is None else self.windows.reusable(found)
 
     def _allocate(self, num_pages: int, keep: int | None = None) -> list[int]:
         pages = self.tiers.allocate(num_pages, keep)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .child_index import ParentNode
+from .packed_tokens import pack
 from .tree import PrefixMatch, RadixTree, TreeNode
 
 
@@ -178,10 +180,40 @@ class StateSlots:
                 return num_above + offset, node.checkpoints[offset]
         return None
 
-    def reusable(self, found: PrefixMatch) -> PrefixMatch:
-        """Return the match up to its deepest checkpoint."""
+    def reusable(self, found: PrefixMatch, tokens: Sequence[int] = ()) -> PrefixMatch:
+        """Return the match of `tokens` up to its deepest checkpoint, which may be on a sibling of the match's nodes;
+        without `tokens` on these alone."""
         deepest = self.deepest(found)
-        return found.first(0 if deepest is None else deepest[0], self._tree.page_size)
+        num_tokens = 0 if deepest is None else deepest[0]
+        beside = self._beside(found, tokens, num_tokens) if tokens else None
+        return beside or found.first(num_tokens, self._tree.page_size)
+
+    def _beside(self, found: PrefixMatch, tokens: Sequence[int], least: int) -> PrefixMatch | None:
+        """Return the match up to the deepest checkpoint of more than `least` tokens on siblings of the match's nodes.
+
+        Sequences that diverge inside a page have a page each, and the state of what they share is kept once, on any of
+        them. There are few checkpoints, so all are looked at.
+        """
+        place_of: dict[ParentNode[TreeNode], tuple[int, int]] = {}  # branch -> nodes and tokens above its children
+        num_above = 0
+        path = found.nodes if found.last is None else [*found.nodes, found.last]
+        for place, node in enumerate(path):
+            place_of[node.parent] = place, num_above
+            num_above += node.num_tokens
+        best: PrefixMatch | None = None
+        for node in dict.fromkeys((*self._weak.values(), *self._strong.values())):
+            if node.parent not in place_of:
+                continue
+            place, num_above = place_of[node.parent]
+            for offset in node.checkpoints:
+                num_tokens = num_above + offset
+                if (
+                    offset < self._tree.page_size
+                    and least < num_tokens <= found.num_tokens
+                    and node.key.startswith(pack(tokens[num_above:num_tokens]))
+                ):
+                    best, least = PrefixMatch(found.nodes[:place], node, 0, offset, num_tokens), num_tokens
+        return best
 
     def touch(self, slot: int) -> None:
         """Note the use of a checkpoint, which makes it strong."""
@@ -195,7 +227,8 @@ class StateSlots:
         if not num_tokens or found.num_tokens < num_tokens:
             self.free(slot)
             return
-        found = found.first(num_tokens, self._tree.page_size)
+        beside = self._beside(found, tokens[:num_tokens], num_tokens - 1)
+        found = beside or found.first(num_tokens, self._tree.page_size)
         offset = num_tokens - sum(node.num_tokens for node in found.nodes)
         node = found.last
         if not offset:

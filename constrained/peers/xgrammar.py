@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from ..automaton.vocabulary import Vocabulary
 from ..constraint import Choices, Grammar, GrammarSource, JsonObject, JsonSchema, Regex, StructuralTag
 from ..errors import GrammarError
+from ..regex.charset import charset, intersection
+from ..regex.syntax.expression import Alt, Chars, Expression, Look, Repeat, Seq
+from ..regex.syntax.parser import parse_regex
+from ..schema.document import Document, read_schema
+from ..schema.keywords import child
 from .interface import Peer, not_supported
 from .schema_options import peer_schema, peer_structural_tag
+
+_ESCAPED = charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])  # characters that a JSON string holds as escapes only
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
@@ -29,6 +36,8 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarS
     def compile_one(constraint: GrammarSource) -> Callable[[], Peer]:
         try:
             grammar = _compiled(compiler, constraint, any_whitespace)
+        except GrammarError:
+            raise
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise GrammarError(f"xgrammar: {(str(error).strip() or repr(error)).splitlines()[-1]}") from None
         return lambda: _Xgrammar(xgrammar.GrammarMatcher(grammar, override_stop_tokens=sorted(vocabulary.eos_ids)))
@@ -47,7 +56,8 @@ def _compiled(compiler: Any, constraint: GrammarSource, any_whitespace: bool) ->
             return compiler.compile_grammar(text, root_rule_name=start or "root")
         case JsonObject():
             return _compiled(compiler, JsonSchema({"type": "object"}), any_whitespace)
-        case JsonSchema():
+        case JsonSchema(schema=schema):
+            _check_patterns(schema)
             return compiler.compile_json_schema(
                 peer_schema(constraint),
                 any_whitespace=any_whitespace,
@@ -56,9 +66,50 @@ def _compiled(compiler: Any, constraint: GrammarSource, any_whitespace: bool) ->
             )
         case StructuralTag(spec=spec, options=options):
             tag = _with_format(json.loads(spec) if isinstance(spec, str) else spec)
+            _check_tag(tag)
             return compiler.compile_structural_tag(json.dumps(peer_structural_tag(tag, options)))
         case _:
             raise not_supported("xgrammar", constraint)
+
+
+def _check_patterns(schema: Any) -> None:
+    """Raise GrammarError for a pattern that may match characters which JSON escapes: xgrammar compares it with the text
+    as written, so that a string could hold them as they are."""
+    for location in Document(read_schema(schema)).all:
+        if not isinstance(location.schema, dict):
+            continue
+        pattern, members = location.schema.get("pattern"), location.schema.get("patternProperties")
+        patterns: list[tuple[Any, list[str]]] = [(pattern, ["pattern"])]
+        if isinstance(members, dict):
+            patterns += [(name, ["patternProperties", name]) for name in members]
+        for text, path in patterns:
+            if isinstance(text, str) and _may_match_escaped(parse_regex(text, "ecma")):
+                raise GrammarError(
+                    'xgrammar does not escape what a pattern matches: exclude ", \\ and control characters, or use the '
+                    "native backend",
+                    pointer=child(location.pointer, *path),
+                )
+
+
+def _may_match_escaped(expression: Expression) -> bool:
+    match expression:
+        case Chars(ranges=ranges):
+            return bool(intersection(ranges, _ESCAPED))
+        case Seq(parts=parts) | Alt(parts=parts):
+            return any(map(_may_match_escaped, parts))
+        case Repeat(part=part):
+            return _may_match_escaped(part)
+    return isinstance(expression, Look)
+
+
+def _check_tag(spec: Any) -> None:
+    """Check the patterns of every schema of a structural tag."""
+    if isinstance(spec, Mapping):
+        if spec.get("type") == "json_schema":
+            _check_patterns(spec.get("json_schema", True))
+        spec = list(spec.values())
+    for part in spec if isinstance(spec, list) else []:
+        _check_tag(part)
 
 
 def _with_format(spec: Any) -> Any:

@@ -90,9 +90,10 @@ def load_core(
     retokenise: Retokenise = Retokeniser(
         token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
     )
+    rope = read_config(path, config.model_impl).rope.within(info.context_length).switch
     log = None
     if config.log_plans is not None:
-        header = LogHeader.of(config, vocabulary, sizes, info.context_length)
+        header = LogHeader.of(config, vocabulary, sizes, info.context_length, rope)
         log = PlanLog.open(config.log_plans, header)
         retokenise = log.retokenise(retokenise)
     recorder = CoreMetricsRecorder()
@@ -112,6 +113,7 @@ def load_core(
         ),
         # How many steps fit depends on their time, which a replay does not know.
         continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
+        rope=rope,
     )
     services: list[Service] = [
         adapters,

@@ -49,22 +49,10 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
 
     Raises RequestError naming the setting when Triton is not installed or has no such op.
     """
-    rotates = model.rope.depends_on_length
-    if config.kernels == "triton":
-        if rotates:
-            raise RequestError(
-                "kernels 'triton' do not rotate keys when they are read, as the model's rotary scaling needs: use auto",
-                param="kernels",
-            )
-        if importlib.util.find_spec("triton") is None:
-            raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
+    if config.kernels == "triton" and importlib.util.find_spec("triton") is None:
+        raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
     cap = model.attention_cap
-    if rotates and config.deterministic:
-        # A token's numbers depend on the length at which it was computed, with any op set.
-        logger.warning(
-            "with rotary scaling by length, deterministic does not cover other batches and chunks, only processes"
-        )
-    if rotates or not config.deterministic:
+    if not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
     return for_device(device, config.kernels, deterministic=True, attention_cap=cap)
 

@@ -51,11 +51,10 @@ def decoder_inputs(
     if step.window_pages_P is not None:
         window_spans = _spans(rows, step.window_pages_P, step.page_starts)
 
-    lengths_T = step.lengths_R if len(rows) == len(step.ids_T) else step.lengths_R[step.row_T]
-    arrays = [step.ids_T, step.positions_T, lengths_T, step.slots_T, wanted]
+    arrays = [step.ids_T, step.positions_T, step.slots_T, wanted, _rope_lengths(rows, step, model)]
     if step.window_slots_T is not None:
         arrays.append(step.window_slots_T)
-    ids, positions, lengths, slots, wanted_O, *window_slots = to_device(arrays, model.device)
+    ids, positions, slots, wanted_O, lengths, *window_slots = to_device(arrays, model.device)
     if last_tokens.index:
         last_tokens.fill(ids, rows, step.starts_R.tolist())
     return DecoderInputs(
@@ -69,6 +68,13 @@ def decoder_inputs(
         wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
         recurrent=None if model.config.recurrent is None else RecurrentStep.of(rows, model.device),
     )
+
+
+def _rope_lengths(rows: Sequence[Row], step: RowArrays, model: Decoder) -> np.ndarray:
+    """Return the length by which each token rotates; only a model whose angles depend on it reads them."""
+    if not model.rope.depends_on_length:
+        return step.positions_T[:0]
+    return np.maximum(step.positions_T + 1, np.array([row.rope_length for row in rows])[step.row_T])
 
 
 def _spans(rows: Sequence[Row], pages_P: np.ndarray, page_starts: Sequence[int]) -> list[RowSpan]:
@@ -174,9 +180,8 @@ def _attention(
                 cap=model.ops.attention_cap,
             )
         if key not in prepared:
-            key_rope = model.rope.angles if model.rope.depends_on_length else None
             prepared[key] = model.ops.attention(
-                AttentionArgs(own_spans, kv, model.config.num_heads, PAGE_SIZE, effective, model.dtype, key_rope)
+                AttentionArgs(own_spans, kv, model.config.num_heads, PAGE_SIZE, effective, model.dtype)
             )
         attention[window] = prepared[key]
     return attention

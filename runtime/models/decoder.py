@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
+from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
 from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
@@ -43,8 +43,8 @@ ROWS_PER_PRODUCT = {"cpu": 16, "cuda": 64}
 class Decoder:
     """A model on its device, or the part of it that one rank holds.
 
-    `ops` None selects the device's ops, or plain torch ops where only they compute the model: with dynamic rope, whose
-    keys are rotated when they are read, and on CUDA devices with capped attention.
+    `ops` None selects the device's ops, or plain torch ops where only they compute the model: on CUDA devices with
+    capped attention.
     """
 
     _compiled: CompiledLayers | None = None
@@ -73,8 +73,7 @@ class Decoder:
         self.num_parameters = num_parameters(config)
         self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
         if ops is None:
-            name: KernelsName = "reference" if self.rope.depends_on_length else "auto"
-            ops = for_device(self.device, name, attention_cap=config.attention_cap)
+            ops = for_device(self.device, attention_cap=config.attention_cap)
         if ops.attention_cap != config.attention_cap:
             raise ValueError(
                 f"the model caps attention scores at {config.attention_cap}, {ops.name} ops at {ops.attention_cap}"
@@ -266,7 +265,6 @@ class Decoder:
                 inputs.slots_T,
                 num_heads=config.num_heads,
                 eps=config.norm_eps,
-                rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]

@@ -24,7 +24,7 @@ from .quantised.scheme import WeightKind, quantise_while_loading
 from .read_config import read_config
 from .size import model_size
 from .stored.layout import renaming
-from .stored.weights import IsIgnored, Progress, load_weights, weight_files
+from .stored.weights import HEAD_AS_EMBEDDING, IsIgnored, Progress, load_weights, stored_head, weight_files
 
 MAX_PARAMETERS_PER_BYTE = 4  # weights of two bits
 UNCHECKED_PARAMETERS = 1 << 28  # as many may be allocated before a truncated file is found out
@@ -174,6 +174,8 @@ def read_tensors_into(
         load_gguf_weights(path, config, parts, on_progress, ignored)
         return
     own = renaming(config.stored)
+    if config.tied_embeddings and stored_head(path, config.stored) == "alone":
+        own = renaming(config.stored._replace(renames=(*config.stored.renames, HEAD_AS_EMBEDDING)))
     scheme = None if config.quantisation is None else config.quantisation.scheme
     if scheme is not None and scheme.kind == "fp8" and scheme.per_tensor:
         load_weights(path, parts, on_progress, ignored, lambda name: rename(_FP8_NAME.sub(_fp8_name, own(name))))

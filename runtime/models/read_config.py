@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 from ..protocol.config import ModelImplName
@@ -10,6 +12,9 @@ from .config_fields import read_json_object
 from .errors import CheckpointError, UnsupportedField
 from .families.table import FAMILIES
 from .gguf.file import is_gguf, open_gguf
+from .stored.weights import stored_head
+
+logger = logging.getLogger("ramiform.models")
 
 
 def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
@@ -36,7 +41,7 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
         return _of_transformers(path)
     raw = read_json_object(file)
     try:
-        return parse_config(raw, file)
+        return _with_stored_head(path, parse_config(raw, file))
     except UnsupportedField as error:
         if impl == "native":
             raise
@@ -46,6 +51,18 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
             kind = (raw.get("architectures") or [None])[0]
             reason = error.reason if kind in FAMILIES else f"{kind} is no native family"
             raise CheckpointError(path, f"{reason}; {other.reason}") from None
+
+
+def _with_stored_head(path: Path, config: ModelConfig) -> ModelConfig:
+    """Return the config with a head of its own if the checkpoint stores another one than the embedding."""
+    if not config.tied_embeddings or stored_head(path, config.stored) != "other":
+        return config
+    logger.warning(
+        "%s: config.json ties the head to the embedding, but another one is stored, which is used: set "
+        "tie_word_embeddings to false to say so",
+        path,
+    )
+    return replace(config, tied_embeddings=False)
 
 
 def _of_transformers(path: Path) -> ModelConfig:

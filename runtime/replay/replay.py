@@ -143,6 +143,7 @@ class _ReplayScheduler:
             grammars=self.grammars,
             context_length=header.context_length,
             calls=SchedulerCalls(self.retokeniser),
+            rope=header.rope,
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0

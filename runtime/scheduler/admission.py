@@ -106,7 +106,7 @@ def find_awaited_prefix(
     best: Request | None = None
     num_tokens, limit = num_matched, request.reuse_limit  # the longest so far
     for other in running:
-        if other.num_uncomputed <= 1 or other.message.namespace != request.message.namespace:
+        if other.num_uncomputed <= 1 or other.namespace != request.namespace:
             continue
         # The first token of which more is needed tells most requests apart.
         least = max(other.num_computed, num_tokens)
@@ -228,7 +228,7 @@ class Admission:
         )
 
     def _num_cached(self, request: Request) -> int:
-        return self._cache.match(request.tokens, request.message.namespace, limit=request.reuse_limit)
+        return self._cache.match(request.tokens, request.namespace, limit=request.reuse_limit)
 
     def _num_cached_recently(self, request: Request) -> int:
         """Return the number of cached tokens, measured every few rounds: for ordering, where a stale value costs time

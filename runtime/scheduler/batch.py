@@ -160,7 +160,7 @@ class Batch:
         assert request.lease is None
         lease = self._cache.acquire(
             request.tokens,
-            request.message.namespace,
+            request.namespace,
             limit=request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
             spare=SparePages(spare, min(spare, self._window_growth(request, num_matched + max_tokens))),
@@ -182,7 +182,8 @@ class Batch:
         have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
         """
         retracted: list[Request] = []
-        if self._cache.states is not None or self._cache.windows is not None:
+        switches = bool(self._requests) and self._requests[0].rope is not None
+        if switches or self._cache.states is not None or self._cache.windows is not None:
             retracted = [request for request in self._requests if self._has_lost_memory(request)]
         if retracted and not may_retract:
             return None
@@ -358,11 +359,14 @@ class Batch:
         return granted
 
     def _has_lost_memory(self, request: Request) -> bool:
-        """Return True if the request's recurrent state is no longer that of its computed tokens, or its window pages
-        begin after their window: it has to start again from what is cached."""
+        """Return True if the request's recurrent state is no longer that of its computed tokens, its window pages
+        begin after their window, or its tokens rotate by other angles now: it has to start again from what is
+        cached."""
         lease, windows = request.lease, self._cache.windows
         if lease is None:
             return False
+        if request.rope is not None and lease.namespace != request.namespace:
+            return True
         if lease.states is not None:
             return lease.states.is_ahead
         return windows is not None and windows.has_lost(lease, request.num_computed)

@@ -118,6 +118,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
     state: RowState | None = None  # of a model with recurrent layers
     adapter: int = 0  # number of the LoRA adapter; 0: the base alone
+    rope_length: int = 0  # as `RopeSwitch.length`
     draws: list[int] = []  # `Sample.draw` of the plan's further decode steps; empty: there are none, or no seed
 
     @property

@@ -18,6 +18,7 @@ from ..protocol.errors import RequestError
 from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
+from .rope_switch import RopeSwitch
 from .scheduler import CacheSizes, Scheduler
 
 logger = logging.getLogger("ramiform.core")
@@ -37,6 +38,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     num_state_slots: int = 0
     windows: WindowSizes | None = None
     context_length: int
+    rope: RopeSwitch | None = None
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
 
@@ -47,6 +49,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         vocabulary: VocabularyInfo,
         sizes: CacheSizes,
         context_length: int,
+        rope: RopeSwitch | None = None,
     ) -> LogHeader:
         """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
@@ -54,6 +57,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             version=LOG_VERSION,
             config=config,
             context_length=context_length,
+            rope=rope,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),
             **sizes._asdict(),

@@ -21,6 +21,7 @@ from .drafts.tree import DraftTree
 from .embedding_pooling import EmbeddingPooling
 from .interfaces import VocabularyInfo
 from .plan import Sample
+from .rope_switch import RopeSwitch, namespace_at
 from .rows.token_rules import TokenRules, token_rules
 from .stops import StopRules
 
@@ -146,6 +147,7 @@ class Request:
     serial: int  # in order of arrival
     rank: int  # serial of its program's first request, or its own
     end: int  # maximum length of `tokens`
+    rope: RopeSwitch | None  # of a model whose angles change with the length
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
     rules: TokenRules | None = None  # None: every token may follow
@@ -210,6 +212,24 @@ class Request:
         return self.session if program is None else program_id(self.owner, program)
 
     @property
+    def rope_length(self) -> int:
+        """The `RopeSwitch.length` of the tokens."""
+        return 0 if self.rope is None else self.rope.length(self.num_prompt, len(self.tokens))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the prefixes that it can share."""
+        if self.rope is None:
+            return self.message.namespace
+        return namespace_at(self.message.namespace, self.rope_length)
+
+    @property
+    def planned_end(self) -> int:
+        """Length that `tokens` may reach before the request ends or has to be computed again."""
+        switch = None if self.rope is None else self.rope.end(len(self.tokens))
+        return self.end if switch is None else min(self.end, switch)
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
@@ -251,7 +271,7 @@ class Request:
         if self.pooling is not None or self.next_scored is not None:
             return 0
         if self.token_in_flight:
-            return int(len(self.tokens) + 1 < self.end)
+            return int(len(self.tokens) + 1 < self.planned_end)
         return self.num_uncomputed - self.num_in_flight
 
     @property
@@ -262,7 +282,7 @@ class Request:
             return 1
         if self.matcher is not None or self.rules is not None or self.stops.suppressed(self.num_output):
             return 1
-        return self.end - len(self.tokens)
+        return self.planned_end - len(self.tokens)
 
     @property
     def seniority(self) -> tuple[int, int]:
@@ -349,11 +369,14 @@ def make_request(
     end: int,
     rank: Callable[[Generate, bytes, int], int],
     vocabulary: VocabularyInfo,
+    rope: RopeSwitch | None = None,
 ) -> Request:
     """Make the request of a message, whose output ends before position `end`. `rank` is called if it can be made.
 
-    Raises RequestError when a stop rule is wrong.
+    Raises RequestError when a stop rule is wrong, or the namespace is not one for a model with `rope`.
     """
+    if rope is not None:
+        namespace_at(message.namespace, 0)
     try:
         stops = StopRules(message.sampling, vocabulary)
         stops.follow(message.tokens, len(message.tokens) - message.continued)
@@ -365,6 +388,7 @@ def make_request(
         serial=serial,
         rank=rank(message, owner, serial),
         end=end,
+        rope=rope,
         stops=stops,
         tokens=list(message.tokens),
         rules=token_rules(message, vocabulary.vocab_size),

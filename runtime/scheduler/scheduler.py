@@ -55,6 +55,7 @@ from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
 from .remote_prefixes import FetchPrefix, RemotePrefixes
 from .request import Request, length_limit, make_request, program_id, session_id
+from .rope_switch import RopeSwitch
 from .rows.mask_preparation import GrammarFollowing, Submit
 from .rows.row_builder import build_following_row, build_row, build_sampling
 
@@ -82,12 +83,15 @@ class Scheduler:
         context_length: int,
         calls: SchedulerCalls,
         continuous: bool = False,
+        rope: RopeSwitch | None = None,
     ) -> None:
-        """With `continuous`, which takes plans one after the other, a plan may have several short decode steps."""
+        """With `continuous`, which takes plans one after the other, a plan may have several short decode steps. `rope`
+        is that of a model whose angles change with the length."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._context_length = context_length
+        self._rope = rope
         self._token_budget = config.prefill_budget
         self._max_waiting = config.max_waiting
         self._requests: dict[str, Request] = {}
@@ -284,6 +288,7 @@ class Scheduler:
                 end=end,
                 rank=self._programs.rank_of,
                 vocabulary=self._vocabulary,
+                rope=self._rope,
             )
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]

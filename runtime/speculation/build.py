@@ -36,7 +36,7 @@ DEFAULT_SOURCE: SpeculativeName = "off"
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     """Resolve `--speculative` for the checkpoint in directory `path`: as requested; else eagle, if there is a head and
-    a pass is worth saving; else `DEFAULT_SOURCE`, if the model can verify drafts.
+    a pass is worth saving; else `DEFAULT_SOURCE`.
 
     Raises RequestError naming the setting when the draft model is missing.
     """
@@ -55,8 +55,7 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     if requested is None and draft_model is None:
         if has_head and not _is_cheap(config, path):
             return "medusa" if is_medusa(path / HEAD_FOLDER) else "eagle"
-        verifies = DEFAULT_SOURCE == "off" or not _rope_depends_on_length(config, path)
-        return DEFAULT_SOURCE if verifies else "off"
+        return DEFAULT_SOURCE
     if requested is None or (draft_model is not None and requested not in ("eagle", "medusa", "draft")):
         raise RequestError(
             "a draft model needs --speculative eagle (a head), medusa (heads) or draft (a smaller model)",
@@ -125,11 +124,6 @@ def build_source(
 
 def _refusal(name: SpeculativeName, target: Decoder) -> str | None:
     """Return why drafts of the source `name` cannot be made or verified for `target`; None: they can."""
-    if name != "off" and target.rope.depends_on_length:
-        return (
-            "the model's rotary scaling changes with the length of the sequence, so draft trees cannot be verified: "
-            "start it without --speculative"
-        )
     if name in ("eagle", "medusa", "mtp", "early-exit") and not target.config.is_native:
         return (
             f"{name} reads hidden states of native families; transformers computes this model: "
@@ -173,11 +167,6 @@ def _draft_model_source(config: CoreConfig, model: Decoder, num_pages: int, num_
         return DraftModelSource(
             model, num_pages, num_host_pages, num_scratch=_scratch_pages(config), make_graphs=make_graphs
         )
-
-
-def _rope_depends_on_length(config: CoreConfig, path: Path) -> bool:
-    model = read_config(path, config.model_impl)
-    return model.rope.within(config.context_length or model.context_length).depends_on_length
 
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:

@@ -86,7 +86,7 @@ class PrefixFetcher:
 
         The future ends when the pages are cached, or will not come.
         """
-        if not self.connected:
+        if not self.connected or request.rope_length:  # pages of a part of the prompt would be rotated otherwise
             return None
         tokens, namespace = request.tokens, request.message.namespace
         end = request.reuse_limit // PAGE_SIZE

@@ -21,6 +21,7 @@ from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
+from ramiform.runtime.scheduler.rope_switch import RopeSwitch
 from ramiform.runtime.scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ramiform.runtime.tokenizer import load_tokenizer
 
@@ -35,6 +36,7 @@ class Got:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish: Finish | None = None
     error: ErrorInfo | None = None
 
@@ -114,6 +116,7 @@ def run(
     stagger: int = 1,
     engine: ForwardEngine | RanksEngine | None = None,
     errors: Collection[ErrorKind] = (),
+    rope: RopeSwitch | None = None,
     **settings: Any,
 ) -> tuple[dict[str, Got], CoreStats, list[ForwardPlan]]:
     """All of them, one more every `stagger` steps (0: all at once), until nothing is left. `aborts` ends requests
@@ -148,6 +151,7 @@ def run(
         context_length=engine.info.context_length,
         calls=SchedulerCalls(retokenise),
         continuous=config.num_ranks == 1 and config.overlap != "on",
+        rope=rope,
     )
     got = {request.rid: Got() for request in requests}
     plans: list[ForwardPlan] = []
@@ -169,6 +173,7 @@ def run(
             assert isinstance(answer, Tokens), answer
             mine.ids += answer.ids
             mine.logprobs += answer.logprobs or []
+            mine.prompt_logprobs += answer.prompt_logprobs or []
             mine.finish = answer.finish
 
     to_come = list(requests)

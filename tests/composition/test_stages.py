@@ -200,7 +200,7 @@ def test_micro_batches_are_the_step_in_order(data: st.DataObject) -> None:
     """Judged by putting them together again."""
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
     trees = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
-    cut_rows, most, least = data.draw(st.booleans()), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 30))
+    most, least = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 30))
     rows = [
         Row(
             rid=str(index),
@@ -213,7 +213,7 @@ def test_micro_batches_are_the_step_in_order(data: st.DataObject) -> None:
     ]
     T = sum(lengths)
     wanted = np.array(data.draw(st.lists(st.integers(0, T - 1), unique=True)), dtype=np.int64)
-    batches = micro_batches(rows, wanted, most, least=least, cut_rows=cut_rows)
+    batches = micro_batches(rows, wanted, most, least=least)
     assert 1 <= len(batches) <= most
     assert len(batches) == 1 or len(batches) * least <= T
     whole = [(row.rid, row.first_position + place) for row in rows for place in range(len(row.tokens))]
@@ -224,7 +224,7 @@ def test_micro_batches_are_the_step_in_order(data: st.DataObject) -> None:
     assert [token for part in parts for token in part] == whole
     tokens = [token for batch in batches for row in batch.rows for token in row.tokens]
     assert tokens == [token for row in rows for token in row.tokens]
-    if not cut_rows or any(trees):
+    if any(trees):
         assert sum(len(batch.rows) for batch in batches) == len(rows)
     found = {}
     for batch, part in zip(batches, parts, strict=True):

@@ -150,6 +150,27 @@ def test_outlines_refuses_objects_that_it_would_close() -> None:
         compiler("outlines")(JsonSchema(LISTING), "any")
 
 
+@pytest.mark.parametrize("pattern", ["^[^,]+$", ".", r"\w+\s", r'a"b', r"^(a|\\)$"])
+def test_xgrammar_gets_no_pattern_of_characters_that_it_would_not_escape(pattern: str) -> None:
+    for schema, pointer in (
+        ({"type": "object", "properties": {"a/b": {"type": "string", "pattern": pattern}}}, "/properties/a~1b/pattern"),
+        ({"type": "object", "patternProperties": {pattern: True}}, "/patternProperties/"),
+        ({"type": "object", "propertyNames": {"pattern": pattern}}, "/propertyNames/pattern"),
+    ):
+        with pytest.raises(GrammarError, match="does not escape") as caught:
+            compiler("xgrammar")(JsonSchema(schema), "any")
+        assert str(caught.value.pointer).startswith(pointer)
+        tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+        with pytest.raises(GrammarError, match="does not escape"):
+            compiler("xgrammar")(StructuralTag(tag), "any")
+
+
+def test_xgrammar_keeps_patterns_without_such_characters() -> None:
+    schema = {"type": "string", "pattern": "^[a-z]{2}-[0-9]+$", "enum": ["a"], "title": "a"}
+    compiler("xgrammar")(JsonSchema({k: v for k, v in schema.items() if k != "enum"}), "any")
+    compiler("xgrammar")(JsonSchema({"const": {"pattern": "."}}), "any")
+
+
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
 def test_forced_bytes_begin_with_ours(name: BackendName) -> None:
     forced = [compiler(each)(SCHEMA, "any").matcher().forced() for each in ("native", name)]

@@ -4,6 +4,14 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# As DeepSeek R1's: calls where content is null, arguments appended to a text.
+R1 = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
+    "{% for tool in m['tool_calls'] %}{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' "
+    "+ tool['function']['name'] + '\\n```json\\n' + tool['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}"
+    "{% endfor %}{% elif m['role'] == 'assistant' %}{{ '<｜Assistant｜>' + m['content'] }}"
+    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+)
 # A system message of its own when none is given.
 QWEN2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

@@ -81,7 +81,13 @@ def rows_of(tokens: list[int], pages: list[int], sizes: list[int]) -> list[Row]:
     """The sequence cut into consecutive rows of these sizes."""
     ends = np.cumsum(sizes).tolist()
     return [
-        Row(rid="r", tokens=tokens[end - size : end], first_position=end - size, pages=pages[: -(-end // 16)])
+        Row(
+            rid="r",
+            tokens=tokens[end - size : end],
+            first_position=end - size,
+            pages=pages[: -(-end // 16)],
+            rope_length=len(tokens),
+        )
         for size, end in zip(sizes, ends, strict=True)
     ]
 
@@ -107,9 +113,9 @@ def test_a_prompt_in_one_pass(name: str, checkpoint: Checkpoint, judge: Judge) -
 @every_family
 def test_a_prompt_in_chunks_of_any_size(name: str, checkpoint: Checkpoint, judge: Judge) -> None:
     model, pool = load(checkpoint(name))
-    prompt = tokens(64, seed=2)  # as long as the dynamic model's original context
-    [pages] = page_tables(64)
-    got = [forward(model, pool, [row])[0] for row in rows_of(prompt, pages, [5, 1, 27, 16, 1, 14])]
+    prompt = tokens(101, seed=2)  # longer than the dynamic model's original context
+    [pages] = page_tables(101)
+    got = [forward(model, pool, [row])[0] for row in rows_of(prompt, pages, [5, 1, 27, 16, 1, 51])]
     assert_close(torch.cat(got), expected(judge(name), prompt))
 
 

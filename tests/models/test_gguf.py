@@ -290,6 +290,103 @@ def test_rope_factors_of_the_file_divide_the_frequencies(tmp_path: Path) -> None
     assert float(np.abs(factors - 1).max()) > 1
 
 
+def _add_keys(keys: dict[str, Any]) -> Callable[[gguf.GGUFWriter], None]:
+    """Return a change of a file that adds metadata below its architecture, and tensors."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        for key, value in keys.items():
+            name = f"{writer.arch}.{key}"
+            if isinstance(value, np.ndarray):
+                writer.add_tensor(key, value)
+            elif isinstance(value, bool):
+                writer.add_bool(name, value)
+            elif isinstance(value, str):
+                writer.add_string(name, value)
+            else:
+                (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(name, value)
+
+    return add
+
+
+_DIVISORS = np.linspace(1, 3, 8, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rope", "amplitude"),
+    [
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}, 1.0),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_type": "default"}, 1.0),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.3}, {"rope_type": "linear", "factor": 4.0}, 1.3),
+        ({"rope.scaling.attn_factor": 1.3, "rope_freqs.weight": _DIVISORS}, {"rope_type": "default"}, 1.3),
+        ({"rope.scaling.factor": 4.0, "rope_freqs.weight": _DIVISORS}, {"rope_type": "linear", "factor": 4.0}, 1.0),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16,
+                "rope.scaling.yarn_beta_fast": 4.0,
+                "rope.scaling.attn_factor": 1.2,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0},
+            1.2,
+        ),
+    ],
+)
+def test_rope_keys_mean_what_they_mean_to_llama_cpp(
+    keys: dict[str, Any], rope: dict[str, Any], amplitude: float, tmp_path: Path
+) -> None:
+    """Judge: transformers, with the scaling as llama.cpp's sources compute it."""
+    torch.manual_seed(0)
+    judge = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, rope_parameters={"rope_theta": 1e4, **rope})
+    ).eval()
+    judge.config.architectures = ["LlamaForCausalLM"]
+    path = write_gguf(judge, tmp_path / "model.gguf", lambda _: Type.F32, _add_keys(keys))
+    embedding = judge.model.rotary_emb
+    embedding.attention_scaling *= amplitude
+    if "rope_freqs.weight" in keys:
+        embedding.inv_freq /= torch.from_numpy(_DIVISORS)
+    assert error_of(path, judge) < 1e-5
+
+
+def test_fewer_dimensions_may_rotate_than_a_head_has(tmp_path: Path) -> None:
+    """Judge: a model whose rows are in the order in which all rotate, some by nothing."""
+    model, judge = model_of("qwen2"), model_of("qwen2")
+    D, n = 16, 6
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: Type.F32, _add_keys({"rope.dimension_count": n}))
+    rest = range(n, D)
+    order = [*range(n // 2), *rest[: (D - n) // 2], *range(n // 2, n), *rest[(D - n) // 2 :]]
+    with torch.no_grad():
+        for layer in judge.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                for own in (projection.weight, projection.bias):
+                    own.copy_(own.unflatten(0, (-1, D))[:, order].flatten(0, 1))
+    embedding = judge.model.rotary_emb
+    theta = judge.config.rope_parameters["rope_theta"]
+    embedding.inv_freq = torch.zeros(D // 2)
+    embedding.inv_freq[: n // 2] = 1.0 / theta ** (torch.arange(0, n, 2) / n)
+    assert error_of(path, judge) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"attention.causal": False}, "llama.attention.causal: supported: true; False"),
+        ({"rope.scaling.type": "longrope"}, "llama.rope.scaling.type: supported: none, linear, yarn; 'longrope'"),
+        ({"rope.dimension_count": 8}, "llama.rope.dimension_count: supported: the head's size, 16; 8"),
+        (
+            {"rope.scaling.factor": 2.0, "rope.scaling.yarn_log_multiplier": 0.1},
+            "llama.rope.scaling.yarn_log_multiplier: supported: the default; 0.1",
+        ),
+    ],
+)
+def test_metadata_that_are_not_computed_are_refused_by_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.F32, _add_keys(keys))
+    with pytest.raises(CheckpointError, match=message):
+        read_config(path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ class Sequences:
 
     def begin(self, tokens: list[int]) -> Lease | None:
         """Start a sequence, whose tokens are computed and published at once."""
+        assert self.cache.match(tokens, limit=len(tokens) - 1) == self.longest(tokens)
         lease = self.cache.acquire(tokens, num_tokens=len(tokens), limit=len(tokens) - 1)
         if lease is None:
             return None
@@ -41,6 +43,11 @@ class Sequences:
         self.leases.append((lease, tokens))
         self.cache.commit(lease, tokens)
         return lease
+
+    def longest(self, tokens: list[int]) -> int:
+        """Return the length of the longest kept proper prefix of `tokens`, wherever in the tree its state is."""
+        kept = [self.slots[slot] for node in self.cache.tree.nodes() for slot in node.checkpoints.values()]
+        return max((len(own) for own in kept if len(own) < len(tokens) and own == tuple(tokens[: len(own)])), default=0)
 
     def end(self, index: int, *, poisoned: bool = False) -> None:
         lease, tokens = self.leases.pop(index)
@@ -94,6 +101,16 @@ def test_a_match_ends_in_the_page_that_has_the_state() -> None:
         lease = sequences.begin([1, 2, 3, 4, *tail])
         assert lease is not None
         assert lease.matched == 7
+
+
+def test_every_sequence_finds_the_state_of_a_prefix_that_ends_inside_a_page() -> None:
+    sequences = Sequences(200, 80)
+    prefix = [1, 2, 3, 4, 5, 6]  # position 6 is kept
+    for last in random.Random(1).sample(range(10, 70), 50):
+        lease = sequences.begin([*prefix, last, 9])
+        assert lease is not None
+        assert lease.matched == (0 if len(sequences.leases) == 1 else 6)
+    assert sum(6 - 4 in node.checkpoints for node in sequences.cache.tree.nodes()) == 1, "it is kept once"
 
 
 def test_checkpoints_that_were_used_last_are_evicted_last() -> None:

@@ -50,14 +50,7 @@ def hidden_and_features(
     if group.stage.size == 1:
         inputs = decoder_inputs(rows, model, wanted, kv[0], last_tokens)
         return forward_on_stages(inputs, model, kv, group, captures)
-    # Where rotation depends on a row's length, a row must stay whole.
-    batches = micro_batches(
-        rows,
-        wanted,
-        group.stage.size,
-        least=MIN_MICRO_BATCH_TOKENS[model.device.type],
-        cut_rows=not model.rope.depends_on_length,
-    )
+    batches = micro_batches(rows, wanted, group.stage.size, least=MIN_MICRO_BATCH_TOKENS[model.device.type])
     hidden_OE, features = _StagedForward(model, kv, group, captures).run(
         decoder_inputs(batch.rows, model, batch.wanted, kv[0], last_tokens) for batch in batches
     )
@@ -76,12 +69,10 @@ def forward_on_stages(
     return _StagedForward(model, kv, group, captures).run([inputs])
 
 
-def micro_batches(
-    rows: Sequence[Row], wanted: np.ndarray, most: int, *, least: int, cut_rows: bool
-) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[Row], wanted: np.ndarray, most: int, *, least: int) -> list[MicroBatch]:
     """Cut the rows' tokens into at most `most` parts of about the same size, of `least` tokens or more.
 
-    A part begins between rows, or with `cut_rows` within a row that has no tree. The row's tokens before the cut are
+    A part begins between rows, or, where none has a tree, within a row. The row's tokens before the cut are
     computed by then, since every stage computes one part after the other.
     """
     num_R = np.array([len(row.tokens) for row in rows])
@@ -89,7 +80,7 @@ def micro_batches(
     T = int(num_R.sum())
     count = num_micro_batches(T, most, least=least)
     bounds = [T * part // count for part in range(count + 1)]
-    if not cut_rows or any(row.parents is not None for row in rows):
+    if any(row.parents is not None for row in rows):
         bounds = sorted({int(starts_R[np.abs(starts_R - bound).argmin()]) for bound in bounds[:-1]} | {0, T})
     batches = []
     for start, end in pairwise(bounds):

@@ -145,7 +145,7 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
     given = message.model_dump(exclude_none=True)
     # Templates know system messages only; developer is OpenAI's newer name.
     given["role"] = "system" if message.role == "developer" else message.role
-    given["content"] = message_text(message.content, where)
+    given["content"] = None if message.content is None else message_text(message.content, where)
     if message.tool_calls:
         given["tool_calls"] = [_for_call(call) for call in message.tool_calls]
     if message.reasoning is not None:

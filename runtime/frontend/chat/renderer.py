@@ -17,6 +17,7 @@ from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
 from .request_templates import RequestTemplates
+from .template_forms import CallForm, find_call_form, with_call_form
 
 SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
 _END = "\ue011"  # after the content to continue
@@ -58,7 +59,11 @@ class MessageRenderer:
             raise RequestError(
                 "this model has no chat template; use completions", param="messages", code="no_chat_template"
             )
-        return self._cut(chat.render(**self._arguments(messages, options, tools)), options)
+        arguments = self._arguments(messages, options, tools)
+        text = chat.render(**arguments)
+        if options.continue_final_message:
+            text = _up_to_content(text, chat.render(**_with_mark(arguments)), arguments["messages"][-1]["content"])
+        return self._segments(text)
 
     def _arguments(
         self,
@@ -67,23 +72,16 @@ class MessageRenderer:
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> dict[str, Any]:
         """Return the arguments of `ChatTemplate.render`, in which names of special tokens are split."""
-        given = [self._split_names(dict(message)) for message in messages]
+        form = find_call_form(self._tokenizer.chat) if options.template is None else CallForm()
+        given = [self._split_names(message) for message in with_call_form(messages, form)]
         if options.continue_final_message:
-            given[-1] = {**given[-1], "content": f"{given[-1].get('content') or ''}{_END}"}
+            given[-1]["content"] = given[-1].get("content") or ""
         return {
             "messages": given,
             "tools": None if not tools else self._split_names(list(tools)),
             "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
             **_safe_variables(options.variables),
         }
-
-    def _cut(self, text: str, options: RenderOptions) -> list[PromptSegment]:
-        """Cut a rendered text into segments."""
-        if options.continue_final_message:
-            text, mark, _ = text.rpartition(_END)
-            if not mark:
-                raise RequestError("the chat template leaves the last message out", param="messages")
-        return self._segments(text)
 
     async def render_aside(
         self,
@@ -109,8 +107,12 @@ class MessageRenderer:
         if self._request_templates is None:
             raise RequestError("chat_template needs a server with --trust-request-chat-template", param="chat_template")
         arguments = await offload_if_large(lambda _: self._arguments(messages, options, tools), *large)
-        text = await self._request_templates.render(options.template, self._names(), arguments)
-        return await offload_if_large(lambda _: self._cut(text, options), text)
+        names = self._names()
+        text = await self._request_templates.render(options.template, names, arguments)
+        if options.continue_final_message:
+            marked = await self._request_templates.render(options.template, names, _with_mark(arguments))
+            text = _up_to_content(text, marked, arguments["messages"][-1]["content"])
+        return await offload_if_large(lambda _: self._segments(text), text)
 
     def _names(self) -> dict[str, str]:
         """Return the variables of templates that name special tokens."""
@@ -154,6 +156,32 @@ class MessageRenderer:
         names = [name for name in self._tokenizer.special_ids if len(name) > 1]
         whole = text[at - 1] + text[at + 1 :]
         return max((name for name in names if whole.startswith(name)), key=len, default=text[at - 1])
+
+
+def _with_mark(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with a mark at the end of the last message's content."""
+    *others, last = arguments["messages"]
+    return {**arguments, "messages": [*others, {**last, "content": f"{last['content']}{_END}"}]}
+
+
+def _up_to_content(text: str, marked: str, content: str) -> str:
+    """Cut a rendered text after the last message's content. `marked` is rendered with a mark at the content's end; a
+    template that tests the content may write another text then, in which the content is searched for."""
+    before, mark, _ = marked.rpartition(_END)
+    if not mark:
+        raise RequestError("the chat template leaves the last message out", param="messages")
+    before = _without_end(before)
+    if text.startswith(before) and _without_end(marked) == text:
+        return before
+    at = text.rfind(content.strip())
+    if at < 0 or not content.strip():
+        raise RequestError("the chat template changes the last message, so it cannot be continued", param="messages")
+    whole = content.lstrip()
+    return text[: at + len(whole)] if text.startswith(whole, at) else text[: at + len(content.strip())]
+
+
+def _without_end(text: str) -> str:
+    return text.replace(_END, "")
 
 
 def _without_marks(text: str) -> str:

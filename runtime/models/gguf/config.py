@@ -8,6 +8,7 @@ from typing import Any
 from ..config import ModelConfig, parse_config
 from ..errors import CheckpointError
 from ..quantised.scheme import GGUF_GROUP, Quantisation, Scheme, WeightKind
+from ..rope.angles import rope_amplitude
 from ..rope.config import RopeConfig
 from .block_reader import block_modules, four_bit_modules
 from .file import GgufFile
@@ -38,13 +39,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Make the ModelConfig of `file`. Raises CheckpointError for an architecture or setting that is not computed
     here."""
-    path = file.path
-    config = parse_config(_to_config_json(file), path)
-    if ROPE_FACTORS in file.tensors:
-        factors = tuple(float(factor) for factor in file.tensors[ROPE_FACTORS].data.reshape(-1))
-        if len(factors) != config.head_dim // 2:
-            raise CheckpointError(path, f"{ROPE_FACTORS} has {len(factors)} factors for heads of {config.head_dim}")
-        config = replace(config, rope=_with_frequency_factors(config.rope, factors))
+    config = parse_config(_to_config_json(file), file.path)
+    config = replace(config, rope=_with_tensors(file, config.rope, config.rope_dim))
     formats = block_modules(file, config)
     if not formats:
         return config
@@ -53,16 +49,14 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     return replace(config, quantisation=Quantisation(scheme, block_formats=formats))
 
 
-def _with_frequency_factors(rope: RopeConfig, factors: tuple[float, ...]) -> RopeConfig:
-    return replace(rope, type="listed", factors=factors)
-
-
 def _to_config_json(file: GgufFile) -> dict[str, Any]:
     if file.architecture not in _ARCHITECTURES:
         raise CheckpointError(
             file.path,
             f"general.architecture: supported: {', '.join(_ARCHITECTURES)}; {file.architecture!r} is not supported",
         )
+    if not file.value("{arch}.attention.causal", default=True):
+        raise _refused(file, "attention.causal", "true", False)
     raw = {name: file.value(f"{{arch}}.{key}") for name, key in _COUNTS.items()}
     num_experts = file.value("{arch}.expert_count", default=0)
     is_mixtral = file.architecture == "llama" and num_experts
@@ -72,7 +66,7 @@ def _to_config_json(file: GgufFile) -> dict[str, Any]:
         "architectures": ["MixtralForCausalLM" if is_mixtral else _ARCHITECTURES[file.architecture]],
         # Rows of the embedding, which may be more than the vocabulary's tokens.
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
-        "head_dim": file.value("{arch}.attention.key_length", default=file.value("{arch}.rope.dimension_count")),
+        "head_dim": file.value("{arch}.attention.key_length"),
         "attention_bias": any(f"blk.0.attn_{name}.bias" in file.tensors for name in ("q", "output")),
         "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
@@ -86,12 +80,47 @@ def _to_config_json(file: GgufFile) -> dict[str, Any]:
 
 
 def _rope(file: GgufFile) -> dict[str, Any]:
-    kind = file.value("{arch}.rope.scaling.type", default="none")
+    """Return the scaling as config.json has it. Without a type llama.cpp scales linearly, if there is a factor."""
+
+    def scaling(key: str, default: Any = None) -> Any:
+        return file.value(f"{{arch}}.rope.scaling.{key}", default=default)
+
     rope: dict[str, Any] = {"rope_theta": file.value("{arch}.rope.freq_base", default=10000.0)}
-    if kind == "none":
+    kind = scaling("type", default="linear")
+    factor = scaling("factor", default=file.value("{arch}.rope.scale_linear"))
+    if kind not in ("none", "linear", "yarn"):
+        raise _refused(file, "rope.scaling.type", "none, linear, yarn", kind)
+    if kind == "none" or not factor or (kind == "linear" and factor == 1):
         return rope
+    for key in ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor"):
+        if (value := scaling(key)) not in (None, 0.0 if key == "yarn_log_multiplier" else 1.0):
+            raise _refused(file, f"rope.scaling.{key}", "the default", value)
     return rope | {
         "rope_type": kind,
-        "factor": file.value("{arch}.rope.scaling.factor"),
-        "original_max_position_embeddings": file.value("{arch}.rope.scaling.original_context_length"),
+        "factor": factor,
+        "original_max_position_embeddings": scaling("original_context_length"),
+        "beta_fast": scaling("yarn_beta_fast"),
+        "beta_slow": scaling("yarn_beta_slow"),
     }
+
+
+def _with_tensors(file: GgufFile, rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """Return the rope with what config.json has no fields for: dimensions that rotate, divisors of their frequencies,
+    and a factor of cos and sin."""
+    num_rotated = file.value("{arch}.rope.dimension_count", default=head_dim)
+    whole_only = file.architecture == "llama"  # as llama.cpp has it: the rows of whole heads are in another order
+    if num_rotated != head_dim and (whole_only or num_rotated % 2 or not 0 < num_rotated < head_dim):
+        raise _refused(file, "rope.dimension_count", f"the head's size, {head_dim}", num_rotated)
+    rope = replace(rope, rotary_dim=None if num_rotated == head_dim else int(num_rotated))
+    if (tensor := file.tensors.get(ROPE_FACTORS)) is not None:
+        factors = tuple(float(factor) for factor in tensor.data.reshape(-1))
+        if len(factors) != num_rotated // 2:
+            raise CheckpointError(file.path, f"{ROPE_FACTORS} has {len(factors)} factors for heads of {num_rotated}")
+        rope = replace(rope, factors=factors)
+    if (attention_factor := file.value("{arch}.rope.scaling.attn_factor")) is not None:
+        rope = replace(rope, attention_factor=float(attention_factor) * rope_amplitude(rope))
+    return rope
+
+
+def _refused(file: GgufFile, key: str, supported: str, value: object) -> CheckpointError:
+    return CheckpointError(file.path, f"{file.architecture}.{key}: supported: {supported}; {value!r} is not supported")

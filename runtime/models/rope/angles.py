@@ -3,11 +3,8 @@
 A head whose first dimensions alone rotate has frequencies of zero for the others, and so has a layer without positions.
 Heads that pair neighbouring dimensions are reordered when they are loaded (`stored_layout`).
 
-Dynamic NTK scaling and LongRoPE change the frequencies with the sequence's length. A rotated key would be right for one
-length only, and could be shared neither between sequences nor between a sequence and its continuation. Such a model's
-keys are therefore stored unrotated, and rotated when read, with the frequencies of the row's present length. A prompt
-computed in one pass then equals the reference exactly. Beyond the original context, hidden states of earlier tokens
-depend on the lengths they were computed at; that holds for any cached generation with this scaling.
+Dynamic NTK scaling and LongRoPE change the frequencies with the sequence's length. The scheduler says by which length
+a sequence's tokens rotate (`scheduler/rope_switch.py`), and keeps those of other lengths apart.
 
 Legend: D head size, ... any positions.
 """
@@ -46,6 +43,10 @@ class Rope:
         num_rotated = rotary_dim(config, head_dim) // 2
         self._amplitude = torch.ones(head_dim // 2, device=device)
         self._amplitude[:num_rotated] = rope_amplitude(config)
+        # Of those that depend on the length; a CUDA graph must not copy them from the host.
+        long = replace(config, factors=config.long_factors or config.factors)
+        self._long_frequencies = rope_frequencies(long, head_dim).to(device)
+        self._exponents = _exponents(rotary_dim(config, head_dim)).to(device)
         self._tables = self._compute(torch.empty(0, dtype=torch.int64, device=device), self._frequencies)
 
     @property
@@ -55,8 +56,7 @@ class Rope:
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin `[..., 1, D]`, as `apply_rope` takes them, of integer `positions` [...].
 
-        `lengths` are the sequences' lengths, broadcast against the positions; only scaling that depends on them
-        reads them.
+        `lengths` [...] are those by which they rotate; only scaling that depends on them reads them.
         """
         if self.depends_on_length:
             return self._compute(positions, self._frequencies_at(lengths))
@@ -95,11 +95,11 @@ class Rope:
         """Return the frequencies at each length, [..., D/2]."""
         config, D, R = self._config, self._head_dim, rotary_dim(self._config, self._head_dim)
         if config.type == "longrope":
-            long = rope_frequencies(replace(config, factors=config.long_factors), D).to(lengths.device)
-            return torch.where(lengths[..., None] > config.original_context, long, self._frequencies)
+            is_long = lengths[..., None] > config.original_context
+            return torch.where(is_long, self._long_frequencies, self._frequencies)
         stretch = (config.factor * lengths / config.original_context - (config.factor - 1)).clamp_min(1.0)
         base = config.theta * stretch ** (R / (R - 2))
-        return _padded(1.0 / base[..., None] ** _exponents(R).to(lengths.device), D)
+        return _padded(1.0 / base[..., None] ** self._exponents, D)
 
 
 def rotary_dim(config: RopeConfig, head_dim: int) -> int:
@@ -120,13 +120,13 @@ def _padded(frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 def _rotated_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     plain = 1.0 / config.theta ** _exponents(head_dim)
+    if config.factors:
+        plain = plain / torch.tensor(config.factors)
     match config.type:
-        case "default" | "dynamic":
+        case "default" | "dynamic" | "longrope":
             return plain
         case "linear":  # Chen et al. 2023, position interpolation
             return plain / config.factor
-        case "listed" | "longrope":
-            return plain / torch.tensor(config.factors)
         case "none":
             return torch.zeros_like(plain)
         case "llama3":
@@ -142,8 +142,8 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def rope_amplitude(config: RopeConfig) -> float:
-    """Return the factor of cos and sin: yarn's attention temperature (section 3.4), LongRoPE's factor, else 1."""
-    if config.attention_factor is not None and config.type in ("yarn", "longrope", "listed"):
+    """Return the factor of cos and sin: the config's, or yarn's attention temperature (section 3.4), else 1."""
+    if config.attention_factor is not None:
         return config.attention_factor
     if config.type != "yarn":
         return 1.0

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...scheduler.rope_switch import RopeSwitch
 from ..config_fields import ConfigFields
 
-RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "listed", "none"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "su")
 
 
@@ -29,7 +30,7 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
-    attention_factor: float | None = None  # of cos and sin. yarn: None: from the next two, or from factor
+    attention_factor: float | None = None  # of cos and sin; None: 1, or yarn's from the next two, or from factor
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
 
@@ -40,9 +41,16 @@ class RopeConfig:
 
     def within(self, context_length: int) -> RopeConfig:
         """Return the config for sequences of at most `context_length` tokens, which may need no switch of factors."""
-        if self.type != "longrope" or context_length > self.original_context:
+        if not self.depends_on_length or context_length > self.original_context:
             return self
-        return replace(self, type="listed")
+        return replace(self, type="default")
+
+    @property
+    def switch(self) -> RopeSwitch | None:
+        """How angles depend on the sequence's length; None: they do not."""
+        if self.type != "longrope" and self.type != "dynamic":
+            return None
+        return RopeSwitch(self.type, self.original_context)
 
     def context_length(self, max_positions: int) -> int:
         """Return the context length. `max_position_embeddings` counts scaling in llama3 files and some yarn files
@@ -104,7 +112,7 @@ def parse_rope(
         beta_fast=rope.number("beta_fast", default=32.0),
         beta_slow=rope.number("beta_slow", default=1.0),
         truncate=rope.boolean("truncate", default=True),
-        attention_factor=optional("attention_factor"),
+        attention_factor=optional("attention_factor") if kind == "yarn" else None,
         mscale=optional("mscale"),
         mscale_all_dim=optional("mscale_all_dim"),
     )

@@ -6,19 +6,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 from ..linear import Destination
-from .layout import is_attention_scale
+from .layout import StoredLayout, is_attention_scale, renaming
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
 
 _SINGLE = "model.safetensors"
+_COMPARED_ROWS = 4096  # at once
 INDEX_FILE = "model.safetensors.index.json"
 # Buffers that older checkpoints carry; they follow from the config.
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
@@ -27,6 +31,43 @@ _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 def refuse_all(name: str) -> bool:
     """Ignore no tensor."""
     return False
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD_AS_EMBEDDING = r"^lm_head\.weight$", EMBEDDING  # as `StoredLayout.renames`, where the head alone is stored
+StoredHead = Literal["none", "as embedding", "other", "alone"]  # alone: without an embedding
+
+
+def stored_head(path: Path, layout: StoredLayout) -> StoredHead:
+    """Return what the checkpoint in directory `path` stores as head; "none" too where no weights are, or damaged ones.
+
+    Older files repeat a tied head; others were trained with one of its own and kept the config that ties it.
+    """
+    try:
+        files = weight_files(path)
+        return _stored_head(tuple(files), tuple(file.stat().st_mtime_ns for file in files), layout)
+    except (CheckpointError, SafetensorError, OSError):
+        return "none"
+
+
+@lru_cache(maxsize=8)
+def _stored_head(files: tuple[Path, ...], changed: tuple[int, ...], layout: StoredLayout) -> StoredHead:
+    rename = renaming(layout)
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        for file in files:
+            tensors = stack.enter_context(safe_open(file, framework="pt"))
+            names = {rename(stored): stored for stored in tensors.keys()}  # noqa: SIM118  # safe_open is no mapping
+            found |= {name: tensors.get_slice(names[name]) for name in (EMBEDDING, HEAD) if name in names}
+        if HEAD not in found:
+            return "none"
+        if EMBEDDING not in found:
+            return "alone"
+        embedding, head = found[EMBEDDING], found[HEAD]
+        num_rows, shape = embedding.get_shape()[0], embedding.get_shape()
+        parts = (slice(start, start + _COMPARED_ROWS) for start in range(0, num_rows, _COMPARED_ROWS))
+        same = shape == head.get_shape() and all(torch.equal(embedding[part], head[part]) for part in parts)
+        return "as embedding" if same else "other"
 
 
 def load_weights(

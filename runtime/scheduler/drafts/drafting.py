@@ -136,7 +136,7 @@ class Drafting:
             depth = self._depths.get(request.rid, 0)
         else:  # longer prompts are drafted for one step later
             depth = self._new_depth if item.num_tokens <= MAX_JUDGED_PROMPT or not self._adaptive else 0
-        will_have_more = request.end - len(request.tokens) >= 3  # so that a draft can save a step
+        will_have_more = request.planned_end - len(request.tokens) >= 3  # so that a draft can save a step
         if not depth or not will_have_more or not self._is_known(request):
             return None
         temperature = max(MIN_DRAFT_TEMPERATURE, request.message.sampling.temperature)

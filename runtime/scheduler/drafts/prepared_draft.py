@@ -50,7 +50,7 @@ def prepare_draft(
     follows them; with a `budget` also those for which the grammar would have to make more new states than that allows,
     or wait for a thread.
     """
-    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
+    max_depth = request.planned_end - len(request.tokens) - 1  # the token after the deepest node must be within it
     allowed = [
         node
         for node, depth in enumerate(tree.depths)

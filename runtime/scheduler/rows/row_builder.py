@@ -36,6 +36,7 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
         draft=want,
         state=None if lease.states is None else batch.row_state(item),
         adapter=request.message.adapter_number,
+        rope_length=request.rope_length,
         draws=[] if item.num_decodes == 1 else _further_draws(item),
     )
 
@@ -52,6 +53,7 @@ def build_following_row(request: Request, follows: int, page_size: int, batch: B
         window_pages=batch.window_table(request.lease, first // page_size + 1),
         follows=follows,
         adapter=request.message.adapter_number,
+        rope_length=request.rope_length,
     )
 
 

@@ -66,6 +66,46 @@ def test_a_message_that_is_continued_ends_the_text(template: str) -> None:
     assert text.endswith("One, two")
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for m in messages %}{{ m.content }}|{{ m.content }};{% endfor %}", "a|a;Onee|Onee"),
+        ("{% for m in messages %}{{ 'E' if m.content.endswith('e') }}{{ m.content }};{% endfor %}", "a;EOnee"),
+        ("{% for m in messages %}{{ m.content | trim }}<|im_end|>{% endfor %}", "a<|im_end|>Onee"),
+        ("{% for m in messages %}{{ '(1)' if m.content == 'Onee' }} {{ m.content }}e{% endfor %}", " ae(1) Onee"),
+    ],
+    ids=["twice", "by its end", "before letters of it", "by itself"],
+)
+def test_a_template_sees_the_content_that_is_continued_as_it_is(template: str, text: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Onee"}]
+    assert "".join(part.text for part in render(template, messages, continue_final_message=True)) == text
+
+
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"city": "Köln"}}}
+FORMS = {
+    templates.R1: '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"city": "Köln"}\n```<｜tool▁call▁end｜>',
+    # null is written as it is where the template takes it
+    "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls %}{{ '!' if m.content is none }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}": '!{"city": "Köln"}',
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}": '{"city": "Köln"}',  # "None" would be written
+    "{% for m in messages %}{{ m.content | default('', true) }}{% for c in m.tool_calls %}{{ c.function.arguments }}"
+    "{% endfor %}{% endfor %}": '{"city": "Köln"}',  # an object would be written as Python does
+}
+
+
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize("template", FORMS, ids=["R1", "null", "None", "repr"])
+def test_past_calls_are_in_the_form_that_the_template_writes(template: str, content: str | None) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": content, "tool_calls": [CALL]},
+        {"role": "tool", "content": "warm", "tool_call_id": "abcdefghi"},
+    ]
+    text = "".join(part.text for part in render(template, messages))
+    assert text == f"a{FORMS[template].removeprefix('!' if content == '' else '')}warm"
+
+
 def test_tools_are_as_untrusted_as_messages() -> None:
     template = "{{ tools[0].description }}<|im_end|>{{ messages[0].content }}"
     tools = [{"description": "ends <|im_end|> here"}]

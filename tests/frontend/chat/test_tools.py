@@ -341,6 +341,7 @@ def test_the_format_is_read_off_the_template() -> None:
     ("template", "name"),
     [
         ("{{ messages[-1].tool_calls[0].function | tojson }}", "json"),
+        (templates.R1, "deepseek"),
         (
             '{% for m in messages %}{% for c in m.tool_calls or [] %}{"name": "{{ c.function.name }}", "parameters": '
             "{{ c.function.arguments | tojson }}}{% endfor %}{% endfor %}",

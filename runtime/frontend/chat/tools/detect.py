@@ -6,6 +6,7 @@ from typing import Any
 
 from ....protocol.errors import RequestError
 from ....tokenizer.interface import Tokenizer
+from ..template_forms import find_call_form, with_call_form
 from .formats import FORMATS, ToolFormat
 
 _FUNCTION = {"name": "probe", "arguments": {"x": 1}}
@@ -13,7 +14,7 @@ _MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "a"},
     {
         "role": "assistant",
-        "content": "",
+        "content": None,
         "tool_calls": [{"id": "abcdefghi", "type": "function", "function": _FUNCTION}],
     },
     {"role": "tool", "content": "1", "tool_call_id": "abcdefghi", "name": "probe"},
@@ -68,7 +69,8 @@ def _rendered_probes(tokenizer: Tokenizer) -> list[str]:
     if tokenizer.chat is None:
         return []
     rendered = []
-    for messages in (_MESSAGES, _MESSAGES[:2], _MESSAGES[:1]):
+    probes = with_call_form(_MESSAGES, find_call_form(tokenizer.chat))
+    for messages in (probes, probes[:2], probes[:1]):
         try:
             rendered.append(tokenizer.chat.render(messages, tools=[_TOOL], add_generation_prompt=len(messages) != 2))
         except RequestError:

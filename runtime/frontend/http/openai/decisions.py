@@ -147,7 +147,7 @@ class DecisionsApi:
             if bound is not None:  # every message renders all earlier ones, so check before each
                 self._generator.encoder.check_length([text for text, _ in content.pending], bound)
             content.begin_role(message["role"])
-            content.append_text(message["content"])
+            content.append_text(message["content"] or "")
             if index < len(messages) - 1 or message["role"] != "user":
                 content.end_role()
         return content

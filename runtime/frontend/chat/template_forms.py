@@ -1,0 +1,82 @@
+"""Finds how a model's chat template takes past tool calls, by rendering one.
+
+Most templates take content that is empty or null, and arguments as an object, which they serialise. DeepSeek R1's write
+calls only where the content is null; others fail on null, or write "None". Some append the arguments to a text, so they
+have to be text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ...protocol.errors import RequestError
+from ...tokenizer.chat_template import ChatTemplate
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "zq", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "zq", "arguments": {"zqx": 1}}}
+_QUESTION = {"role": "user", "content": "a"}
+_RESULT = {"role": "tool", "content": "1", "tool_call_id": "abcdefghi", "name": "zq"}
+
+
+class CallForm(NamedTuple):
+    """What a template is given of messages with calls."""
+
+    for_null: str | None = ""
+    for_empty: str | None = ""
+    text_arguments: bool = False
+
+
+@lru_cache(maxsize=8)
+def find_call_form(chat: ChatTemplate | None) -> CallForm:
+    """Return the form in which the template writes calls: what the client sent, if it writes them then."""
+    if chat is None:
+        return CallForm()
+    for rest in ([_RESULT], []):  # some templates refuse calls that end a conversation, others results
+        for text_arguments in (False, True):
+            shows_null, shows_empty = (_shows_call(chat, content, rest, text_arguments) for content in (None, ""))
+            if shows_null or shows_empty:
+                return CallForm(None if shows_null else "", "" if shows_empty else None, text_arguments)
+    return CallForm()
+
+
+def _shows_call(
+    chat: ChatTemplate, content: str | None, rest: Sequence[Mapping[str, Any]], text_arguments: bool
+) -> bool:
+    """Return True if the template writes a call's arguments, and no Python values."""
+    call = with_call_form(
+        [{"role": "assistant", "content": content, "tool_calls": [_CALL]}], CallForm(content, content, text_arguments)
+    )
+    try:
+        rendered = chat.render([_QUESTION, *call, *rest], tools=[_TOOL])
+        without = chat.render([_QUESTION, {"role": "assistant", "content": "b"}], tools=[_TOOL])
+    except RequestError:
+        return False
+    return "zqx" in rendered and "{'zqx'" not in rendered and rendered.count("None") <= without.count("None")
+
+
+def with_call_form(messages: Sequence[Mapping[str, Any]], form: CallForm) -> list[dict[str, Any]]:
+    """Return the messages, those with calls in a form."""
+    changed = []
+    for message in messages:
+        given = dict(message)
+        if given.get("tool_calls"):
+            if given.get("content") in (None, ""):
+                given["content"] = form.for_null if given.get("content") is None else form.for_empty
+            if form.text_arguments:
+                given["tool_calls"] = [_with_text_arguments(call) for call in given["tool_calls"]]
+        changed.append(given)
+    return changed
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
