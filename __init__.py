@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .lang.storage.cache import Cache, cache
     from .lang.tools.call_format import CallFormat
     from .lang.tools.declaration import DeclaredTool, tool
-    from .lang.tools.mcp_server import McpTools, mcp
+    from .lang.tools.mcp_server import McpProgress, McpTools, mcp
     from .lang.tools.tool_set import UnansweredCall, tool_schemas
     from .lang.tracing.plan import Plan
     from .lang.tracing.trace import Trace
@@ -86,6 +86,7 @@ __all__ = [
     "Engine",
     "ForkGroup",
     "HttpRuntime",
+    "McpProgress",
     "McpTools",
     "OpenAI",
     "Plan",
@@ -173,6 +174,7 @@ _MODULES = {
     "Engine": ".runtime.offline",
     "ForkGroup": ".lang.states.state",
     "HttpRuntime": ".lang.backends.runtimes.http_runtime",
+    "McpProgress": ".lang.tools.mcp_server",
     "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
     "Plan": ".lang.tracing.plan",

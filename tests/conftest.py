@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,3 +69,17 @@ def backend(runtime: ramiform.Runtime) -> Iterator[ramiform.Runtime]:
     ramiform.set_default_backend(runtime)
     yield runtime
     ramiform.set_default_backend(None)
+
+
+@pytest.fixture(scope="session")
+def node() -> Path:
+    """Return a Node that is new enough for tests/serving/node: that of its package.json, if there is one."""
+    packages = Path(__file__).parent / "serving/node/node_modules"
+    if not (packages / "openai").exists():
+        pytest.skip("needs npm: `make test` installs tests/serving/node where there is one")
+    for found in packages.glob("node-*/bin/node"):
+        return found
+    ours = shutil.which("node")
+    if ours is None or int(subprocess.check_output([ours, "--version"], text=True)[1:].split(".")[0]) < 22:
+        pytest.skip("needs Node 22")
+    return Path(ours)

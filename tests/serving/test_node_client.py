@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,19 +10,6 @@ import pytest
 
 SUITES = Path(__file__).parent / "node"
 SECONDS = 500
-
-
-@pytest.fixture(scope="session")
-def node() -> Path:
-    """A Node that is new enough for the client: the one that its package.json brings, where there is one to bring."""
-    if not (SUITES / "node_modules" / "openai").exists():
-        pytest.skip("needs npm: `make test` installs tests/serving/node where there is one")
-    for found in SUITES.glob("node_modules/node-*/bin/node"):
-        return found
-    ours = shutil.which("node")
-    if ours is None or int(subprocess.check_output([ours, "--version"], text=True)[1:].split(".")[0]) < 22:
-        pytest.skip("needs Node 22")
-    return Path(ours)
 
 
 @pytest.mark.parametrize("suite", ["chat", "completions", "errors", "responses", "tools"])

@@ -17,9 +17,12 @@ import pytest
 
 import ramiform
 from ramiform import AgentResult, McpTools, ProgramState, RequestError, Scripted, tool_schemas
+from ramiform.lang.tools import mcp_server
 from ramiform.lang.tools.mcp_server import MAX_RESULT, McpError
 
 pytest.importorskip("mcp", reason="the extra mcp")
+from mcp_types import ToolExecution
+
 pytestmark = pytest.mark.slow
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server_of_tests.py"))]
 
@@ -205,6 +208,7 @@ def test_a_server_that_never_speaks_is_refused_in_time() -> None:
         ({"server": "a 'b"}, "server"),
         ({"server": "a", "timeout": 0}, "timeout"),
         ({"server": "a", "timeout": "x"}, "timeout"),
+        ({"server": "a", "on_progress": 3}, "on_progress"),
         ({"server": "a", "headers": {}}, "headers"),
         ({"server": "http://127.0.0.1/", "env": {}}, "env"),
     ],
@@ -213,6 +217,35 @@ def test_invalid_arguments_are_refused(arguments: dict[str, Any], param: str) ->
     with pytest.raises(RequestError) as caught:
         ramiform.mcp(**arguments)
     assert caught.value.param == param
+
+
+def test_a_script_without_an_event_loop_calls_them_as_functions(tools: McpTools, url: str) -> None:
+    add, _, _, refuse, *_ = tools
+    assert add(a=20, b=3) == 23
+    with pytest.raises(McpError, match="refuse"):
+        refuse(why="no")
+
+    async def in_a_loop() -> Any:
+        return await add(a=1, b=2)
+
+    assert asyncio.run(in_a_loop()) == 3
+    with ramiform.mcp(url, timeout=120) as own:
+        assert own[0](a=4, b=5) == 9
+    with pytest.raises(McpError, match="not connected any more"):
+        own[0](a=4, b=5)
+
+
+def test_tools_that_need_a_task_are_left_out_where_the_server_runs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = mcp_server._list_tools
+
+    async def with_a_task(client: Any) -> Any:
+        listed = await asks(client)
+        return [listed[0].model_copy(update={"execution": ToolExecution(task_support="required")}), *listed[1:]]
+
+    monkeypatch.setattr(mcp_server, "_list_tools", with_a_task)
+    with pytest.warns(RuntimeWarning, match="left out: add") as warned, ramiform.mcp(SERVER, timeout=120) as own:
+        assert own[0].name == "get_weather"
+    assert warned[0].filename == __file__
 
 
 def test_the_tools_are_not_known_before_the_connection() -> None:
