@@ -12,8 +12,8 @@ from .general import sampled_tokens
 from .path import EngineParts, Forward, Path
 
 _ROWS: frozenset[Need] = frozenset(
-    {"Row.tokens", "Row.sample", "Row.follows", "Row.window_pages", "Row.parents", "Row.nodes", "Row.adapter"}
-    | {"Row.rope_length"}
+    {"Row.tokens", "Row.sample", "Row.follows", "Row.window_pages", "Row.parents", "Row.nodes"}
+    | {"Row.adapter", "Row.rope_length"}
 )
 
 
