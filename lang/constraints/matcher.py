@@ -29,7 +29,6 @@ MAX_STEPS = 20_000_000  # of one text
 _TEXT, _CHARS, _JUMP, _SPLIT, _NOTE, _CALL, _RETURN, _END = range(8)
 # What a note says: a capture begins or ends, a loop begins, begins a repetition, or ends.
 _BEGIN, _CLOSE, _LOOP, _AGAIN, _AFTER = range(5)
-_Note = tuple[int, Any]
 _Path = tuple[Any, ...] | None  # (previous path, note, position)
 
 

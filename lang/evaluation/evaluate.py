@@ -16,7 +16,7 @@ from ...runtime.protocol.errors import RequestError, did_you_mean
 from ..backends.backend import Backend
 from ..expressions.expr import RUN_ARGUMENTS
 from ..running.batch import progress_on_stderr
-from ..running.planning import run_coroutine
+from ..running.planning import blocking
 from ..running.program import Program
 from ..states.state import ProgramState
 from ..states.variables import AssignedVariable
@@ -30,7 +30,7 @@ Metric = Callable[[Example, ProgramState], Score | Awaitable[Score]]
 OPTIONS = ("timeout", "max_total_tokens")  # of `run`, beside sampling arguments
 
 
-def evaluate(
+async def aevaluate(
     program: Program,
     dataset: Dataset,
     metric: Metric,
@@ -53,34 +53,8 @@ def evaluate(
     takes the results that it holds. `progress_bar`: by default where stderr is a terminal. `options` are arguments of
     `run`: sampling arguments, budgets, and arguments of the function that are the same for all examples. Raises
     RequestError for a dataset without examples, for an example without a required argument, before anything runs,
-    and for an unknown option.
+    and for an unknown option. `aevaluate` is awaited in an event loop; `evaluate` blocks.
     """
-    return run_coroutine(
-        aevaluate(
-            program,
-            dataset,
-            metric,
-            concurrency=concurrency,
-            backend=backend,
-            resume=resume,
-            progress_bar=progress_bar,
-            **options,
-        )
-    )
-
-
-async def aevaluate(
-    program: Program,
-    dataset: Dataset,
-    metric: Metric,
-    *,
-    concurrency: int = 64,
-    backend: Backend | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    progress_bar: bool | None = None,
-    **options: Any,
-) -> Report:
-    """Evaluate a program in an event loop; otherwise as `evaluate`."""
     import asyncio
 
     if not isinstance(program, Program):
@@ -124,6 +98,9 @@ async def aevaluate(
                 group.create_task(work())
     ordered = [results[index] for index in range(len(examples))]
     return Report(program=name, options=_shown(options), seconds=time.perf_counter() - began, results=ordered)
+
+
+evaluate = blocking(aevaluate)
 
 
 async def _evaluate_one(

@@ -12,7 +12,7 @@ import msgspec
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
 from ..backends.backend import Backend
-from ..running.planning import run_coroutine
+from ..running.planning import blocking
 from ..running.program import Program
 from ..running.signatures import Demonstration as SignatureDemonstration
 from .dataset import Dataset, read_dataset
@@ -45,7 +45,7 @@ class _Candidate:
 Judge = Callable[[_Candidate, Sequence[Mapping[str, Any]]], Awaitable[Report]]
 
 
-def optimise(
+async def aoptimise(
     program: Program,
     train: Dataset,
     metric: Metric,
@@ -76,44 +76,8 @@ def optimise(
     examples; the better half goes on to twice as many, until two are left that have been judged on all. The result's
     `trials` hold every prompt's score. Equal scores: the earlier, shorter prompt. `seed` decides all draws; `options`
     are arguments of `run`. Raises RequestError if the program declares neither parameter, for too few examples, and if
-    every example fails.
+    every example fails. `aoptimise` is awaited in an event loop; `optimise` blocks.
     """
-    return run_coroutine(
-        aoptimise(
-            program,
-            train,
-            metric,
-            instructions=instructions,
-            propose=propose,
-            max_demonstrations=max_demonstrations,
-            num_candidates=num_candidates,
-            validation=validation,
-            seed=seed,
-            concurrency=concurrency,
-            backend=backend,
-            progress_bar=progress_bar,
-            **options,
-        )
-    )
-
-
-async def aoptimise(
-    program: Program,
-    train: Dataset,
-    metric: Metric,
-    *,
-    instructions: Sequence[str] = (),
-    propose: Propose | None = None,
-    max_demonstrations: int = 4,
-    num_candidates: int = 16,
-    validation: Dataset | None = None,
-    seed: int = 0,
-    concurrency: int = 64,
-    backend: Backend | None = None,
-    progress_bar: bool | None = None,
-    **options: Any,
-) -> Program:
-    """Search for a better prompt in an event loop; otherwise as `optimise`."""
     import asyncio
 
     searched = _searched(program, bool(instructions or propose))
@@ -146,6 +110,9 @@ async def aoptimise(
     result = _with_prompt(program, best, pool)
     result.trials = trials
     return result
+
+
+optimise = blocking(aoptimise)
 
 
 async def _tournament(

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RamiformError, RequestError
@@ -28,6 +29,7 @@ from ..tracing.plan import substituted
 if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -148,6 +150,17 @@ def plan_call(
         if _agree(abstract, recorded, texts):
             return abstract
     return recorded
+
+
+def blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Return the twin of a coroutine function for code outside event loops; its name lacks the `a` at the beginning."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_coroutine(function(*args, **kwargs))
+
+    run.__name__ = run.__qualname__ = function.__name__.removeprefix("a")
+    return run
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -12,13 +12,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ...constrained.backends import MatcherSource, OutputMatcher
-from ..protocol.config import GrammarBackendName
 from ..protocol.core import CoreReply, FromCore, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
-from ..protocol.sampling import AdditionalProperties, Constraint
+from ..protocol.sampling import Constraint
 from ..scheduler.plan import ForwardPlan
-from .grammar_cache import MAX_GRAMMAR_BYTES, GrammarCache
+from .grammar_cache import GrammarCache
 from .service import Service
 
 
@@ -53,20 +52,10 @@ class TimedGrammarCache(GrammarCache, Service):
         token_bytes: Sequence[bytes | None],
         eos_ids: Iterable[int],
         measures: CoreMetrics,
-        *,
-        engine: GrammarBackendName,
-        additional_properties: AdditionalProperties,
-        max_bytes: int = MAX_GRAMMAR_BYTES,
-        wait_for_loops: Callable[[], None] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            token_bytes,
-            eos_ids,
-            engine=engine,
-            additional_properties=additional_properties,
-            max_bytes=max_bytes,
-            wait_for_loops=wait_for_loops,
-        )
+        """`settings` are those of `GrammarCache`."""
+        super().__init__(token_bytes, eos_ids, **settings)
         self._measures = measures
         self._counting = Lock()  # compilations end in other threads
 

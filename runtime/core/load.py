@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,9 @@ from typing import Any
 
 import msgspec
 import zmq
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as ProgressBar
 
 from ...radix.cache import PrefixCache
 from ...radix.window_pages import WindowSizes
@@ -21,6 +27,7 @@ from ..models.checkpoint import find_checkpoint, listed_names, served_name
 from ..models.gguf.file import is_gguf
 from ..models.hub import hub_origin
 from ..models.read_config import read_config
+from ..models.stored.weights import Progress
 from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine
 from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
 from ..protocol.core import FromCore, ModelInfo, ToCore
@@ -33,7 +40,6 @@ from ..speculation.build import build_source, choose_source, draft_bytes, resolv
 from ..tokenizer import load_tokenizer
 from ..transfer.hub import TransferHub, uses_transfers
 from ..transfer.pages import CachePages, layout_of
-from . import load_progress
 from .adapters import Adapters
 from .cache_events import CacheEventPublisher, CacheEventService
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
@@ -41,6 +47,8 @@ from .loop_loader import KernelSwitch, LoopLoader
 from .service import Service, Services
 from .transfers import NoTransfers, Transfers
 from .tree_view import TreeViewer
+
+logger = logging.getLogger("ramiform.core")
 
 
 @dataclass(frozen=True)
@@ -154,12 +162,23 @@ def _load_engine(
     config: CoreConfig, path: Path, name: str, lead: MakeRankZeroEngine | None
 ) -> ForwardEngine | RankZeroEngine:
     """Load the model, and the draft source beside it."""
-    with load_progress.show_load_progress(name) as on_progress:
+    with _show_progress(name) as on_progress:
         make_source = partial(build_source, config, path)
         if config.num_ranks > 1:
             assert lead is not None, "several ranks need sockets to meet at"
             return lead(path, on_progress, make_source)
         return build_engine(config, path, on_progress, make_source, draft_memory=partial(draft_bytes, config, path))
+
+
+@contextmanager
+def _show_progress(name: str) -> Iterator[Progress]:
+    """Show a bar on a terminal for the block, which calls the yielded function; the log has the time in any case."""
+    start = time.monotonic()
+    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with ProgressBar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    logger.info("loaded %s in %.1f s", name, time.monotonic() - start)
 
 
 def _model_info(config: CoreConfig, path: Path, name: str, engine: ForwardEngine | RankZeroEngine) -> ModelInfo:

@@ -30,7 +30,8 @@ from ramiform.tools.train_draft.config import TrainConfig
 from ramiform.tools.train_draft.continuations import continuations
 from ramiform.tools.train_draft.data import TrainingText, read_texts
 from ramiform.tools.train_draft.evaluate import measure_accepted_length
-from ramiform.tools.train_draft.run import TrainingOptions, train_draft
+from ramiform.tools.train_draft.options import TrainingOptions
+from ramiform.tools.train_draft.run import train_draft
 from ramiform.tools.train_draft.target import Target
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model

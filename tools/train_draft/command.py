@@ -1,89 +1,36 @@
-"""Command line of `ramiform train-draft`."""
+"""Command line of `ramiform train-draft`: its flags are the fields of `TrainingOptions`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+import inspect
+from dataclasses import replace
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from .options import TrainingOptions
 
-def train_draft(
-    data: Annotated[
-        Path,
-        typer.Option(
-            exists=True, dir_okay=False, help='JSON lines: {"text"}, {"prompt", "completion"} or {"messages"}.'
-        ),
-    ],
-    model: Annotated[
-        str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Texts to measure on; default: every fiftieth of the data."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the head; default: MODEL/draft.")] = None,
-    eagle: Annotated[int, typer.Option(min=1, max=3, help="1: an EAGLE-1 and -2 head; 3: an EAGLE-3 head.")] = 1,
-    medusa: Annotated[int, typer.Option(min=0, max=8, help="Train so many Medusa heads instead of an EAGLE head.")] = 0,
-    init: Annotated[Path | None, typer.Option(help="Start from this head, not a random one.")] = None,
-    generate: Annotated[
-        int, typer.Option(min=0, help="Learn continuations that the model generates, of at most so many tokens.")
-    ] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of --generate; 0: greedy.")] = 0.0,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps, including those of a resumed run.")] = 2000,
-    tokens_per_step: Annotated[int, typer.Option(min=16, help="Tokens of a batch, padding included.")] = 4096,
-    max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens of a text; longer texts are cut.")] = 1024,
-    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="Muon needs fewer steps.")] = "adamw",
-    learning_rate: Annotated[float | None, typer.Option(help="Default: 0.12 / the model's width.")] = None,
-    ahead: Annotated[int | None, typer.Option(min=1, help="Passes per token; default: 1, EAGLE-3: 7.")] = None,
-    token_loss: Annotated[
-        float | None, typer.Option(help="Weight of the token loss; default: 0.1, EAGLE-3: 1.")
-    ] = None,
-    draft_vocab: Annotated[
-        int | None, typer.Option(min=1, help="EAGLE-3: size of the head's vocabulary; default: at most 32000.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Dtype of the model and of products.")
-    ] = "bfloat16",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of initial weights, order of texts and noise.")] = 0,
-) -> None:
+
+def train_draft(**values: Any) -> None:
     """Train a draft head for a model and save it beside the model; the same command resumes a stopped run."""
     import torch
 
-    from .run import TrainingOptions
     from .run import train_draft as train
 
-    if medusa and (eagle != 1 or init is not None or ahead is not None or token_loss is not None or draft_vocab):
+    options = TrainingOptions(**values)
+    of_eagle = options.init, options.num_ahead, options.token_loss, options.draft_vocab
+    if options.medusa and (options.eagle != 1 or any(value is not None for value in of_eagle)):
         raise typer.BadParameter(
             "is not for --eagle, --init, --ahead, --token-loss or --draft-vocab", param_hint="--medusa"
         )
-    if eagle == 2:
-        eagle = 1  # EAGLE-2 grows other trees with the same head
-    if threads is not None:
-        torch.set_num_threads(threads)
-    options = TrainingOptions(
-        model=model,
-        data=data,
-        held_out=held_out,
-        out=out,
-        eagle=eagle,
-        medusa=medusa,
-        init=init,
-        generate=generate,
-        temperature=temperature,
-        draft_vocab=draft_vocab,
-        device=device,
-        dtype=dtype,
-        num_steps=steps,
-        tokens_per_step=tokens_per_step,
-        max_length=max_length,
-        seed=seed,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        num_ahead=ahead,
-        token_loss=token_loss,
-    )
+    if options.eagle == 2:
+        options = replace(options, eagle=1)  # EAGLE-2 grows other trees with the same head
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     train(options, Console())
+
+
+_flags = inspect.signature(TrainingOptions, eval_str=True)
+train_draft.__signature__ = _flags  # type: ignore[attr-defined]
+train_draft.__annotations__ = {flag.name: flag.annotation for flag in _flags.parameters.values()}

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -38,6 +38,7 @@ from .evaluate import AcceptedLength, measure_accepted_length, overall_accepted_
 from .initial_head import copy_trained_tensors, initial_head, trainable_tensors
 from .losses import Losses, losses
 from .medusa import initial_medusa, medusa_losses, save_medusa
+from .options import TrainingOptions
 from .target import Target
 from .trainer import Trainer
 
@@ -54,32 +55,6 @@ _RECIPE = (
 )
 REPORT_EVERY = 20  # steps, where no progress bar is shown
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """Options of the command."""
-
-    model: str | None
-    data: Path
-    held_out: Path | None
-    out: Path | None  # None: `draft` in the model's directory
-    eagle: int  # 1 or 3
-    medusa: int = 0  # Medusa heads to train instead
-    generate: int  # tokens that the target generates after each prompt; 0: learn the answers in the data
-    temperature: float  # of the generated tokens
-    draft_vocab: int | None  # EAGLE-3: the head's likeliest tokens; None: 32000, or all if there are fewer
-    device: str
-    dtype: str
-    num_steps: int
-    tokens_per_step: int
-    max_length: int
-    seed: int
-    optimizer: Literal["adamw", "muon"]
-    init: Path | None  # a head to begin with; None: a random one
-    learning_rate: float | None = None  # None, here and below: the published recipe's
-    num_ahead: int | None = None
-    token_loss: float | None = None
 
 
 def train_draft(options: TrainingOptions, console: Console) -> dict[str, AcceptedLength]:

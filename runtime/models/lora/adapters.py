@@ -71,7 +71,6 @@ class LoraLayers:
         self._group, self._layers, self._device = group, layers, device
         # The CPU's loops read these two.
         self._dtype = dtype if device.type == "cuda" or dtype == torch.bfloat16 else torch.float32
-        self._whole_sizes = product_sizes(whole)
         self._pieces = _pieces(whole, group)
         self._places: dict[int, int] = {}  # of the loaded adapters
         self._records: np.ndarray | None = None  # of all adapters, once a compiled step has asked for them

@@ -36,19 +36,21 @@ class AttentionShape(NamedTuple):
     has_sinks: bool
 
 
+class AttentionCall(NamedTuple):
+    """Arguments of one call of a layer's attention."""
+
+    shape: AttentionShape
+    q_THD: torch.Tensor
+    k_TKD: torch.Tensor
+    v_TKV: torch.Tensor
+    scale: float
+    sinks_H: torch.Tensor | None
+
+
 class AttentionOwner(Protocol):
     """Computes the attention of a model's layers."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        shape: AttentionShape,
-        q_THD: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKV: torch.Tensor,
-        scale: float,
-        sinks_H: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, module: nn.Module, call: AttentionCall) -> torch.Tensor:
         """Return [T, H, V]. `module` is the layer's attention module."""
         ...
 
@@ -90,7 +92,7 @@ def attend(
     scaling = settings.get("scaling")
     scale = D**-0.5 if scaling is None else float(scaling)
     q_THD, k_TKD, v_TKV = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    return owner.attend(module, shape, q_THD, k_TKD, v_TKV, scale, sinks_H)[None], None
+    return owner.attend(module, AttentionCall(shape, q_THD, k_TKD, v_TKV, scale, sinks_H))[None], None
 
 
 def set_owner(model: nn.Module, owner: AttentionOwner) -> None:
@@ -106,21 +108,12 @@ class AttentionProbe:
     modules: list[nn.Module] = field(default_factory=list)
     shapes: list[AttentionShape] = field(default_factory=list)
 
-    def attend(
-        self,
-        module: nn.Module,
-        shape: AttentionShape,
-        q_THD: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKV: torch.Tensor,
-        scale: float,
-        sinks_H: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, module: nn.Module, call: AttentionCall) -> torch.Tensor:
         if any(module is seen for seen in self.modules):
             raise NotServed("one attention module serves several layers")
         self.modules.append(module)
-        self.shapes.append(shape)
-        return v_TKV.new_zeros((*q_THD.shape[:2], shape.value_dim))
+        self.shapes.append(call.shape)
+        return call.v_TKV.new_zeros((*call.q_THD.shape[:2], call.shape.value_dim))
 
 
 class PagedAttention:
@@ -135,16 +128,8 @@ class PagedAttention:
         """Compute the following calls for this step; `kv` has one cache per layer."""
         self._step = inputs, kv
 
-    def attend(
-        self,
-        module: nn.Module,
-        shape: AttentionShape,
-        q_THD: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKV: torch.Tensor,
-        scale: float,
-        sinks_H: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, module: nn.Module, call: AttentionCall) -> torch.Tensor:
+        shape, q_THD, k_TKD, v_TKV, scale, sinks_H = call
         place = self._place[id(module)]
         assert self._step is not None
         assert shape == self._shapes[place], "a layer's attention has changed"

@@ -159,12 +159,6 @@ def view_of(
     return view if texts else without_texts(view)
 
 
-def row_of(view: ProgramView) -> ProgramRow:
-    """Return the row of a view."""
-    fields = {name: getattr(view, name) for name in ProgramRow.__struct_fields__}
-    return ProgramRow(**{**fields, "states": len(view.states)})
-
-
 def without_texts(view: ProgramView) -> ProgramView:
     """Return the view without what programs wrote, generated and were told: its kinds, names, places and numbers."""
     states = [

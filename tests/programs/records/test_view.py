@@ -17,7 +17,7 @@ from ramiform.runtime.programs.records.events import (
     TokenCounts,
     TracedState,
 )
-from ramiform.runtime.programs.records.view import MAX_TEXT, ProgramView, RowOutcome, row_of, view_of, without_texts
+from ramiform.runtime.programs.records.view import MAX_TEXT, ProgramView, RowOutcome, view_of, without_texts
 from ramiform.runtime.protocol.core import Timings
 
 STEP = 1 / 64  # a power of two: sums of times are exact
@@ -99,8 +99,8 @@ def test_a_generations_time_is_divided_by_what_the_runtime_measured() -> None:
         ("decode", 2.0),
     ]
     assert view.lines[0].seconds == dict(found)
-    assert row_of(view).states == 1
-    assert (row_of(view).prompt_tokens, row_of(view).cached_tokens, row_of(view).completion_tokens) == (4, 2, 3)
+    assert len(view.states) == 1
+    assert (view.prompt_tokens, view.cached_tokens, view.completion_tokens) == (4, 2, 3)
 
 
 def test_what_runs_lasts_until_now() -> None:
