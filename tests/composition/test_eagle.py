@@ -142,15 +142,15 @@ def test_passes_are_as_few_as_measured_beside_training() -> None:
     ]
     shape = {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
     num_passes, texts = 0, []
+    target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    head = load_head(SHIPPED_MODEL / "draft", target)
     for request in requests:
-        source = make_source("eagle", SHIPPED_MODEL, 64, 0)
+        source = EagleSource(head, 64, 0)
         got, _, plans = run([request], source=source, num_pages=64, **shape, **SETTINGS)
         ids = got[request.rid].ids
         texts.append(TrainingText([*request.tokens, *ids], len(request.tokens), request.rid))
         # The first token comes with the prompt's own pass.
         num_passes += sum(row.sample is not None for plan in plans for row in plan.rows) - 1
-    target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
-    head = load_head(SHIPPED_MODEL / "draft", target)
     measured = measure_accepted_length(
         lambda num_pages: EagleSource(head, num_pages),
         Target(target, head.config.captures),

@@ -349,6 +349,7 @@ def test_paths_of_a_cpu_equal_the_general_one(
         assert [tokens for tokens, _ in ours_source.steps] == [tokens for tokens, _ in wanted.steps]
 
 
+@pytest.mark.slow
 def test_graphs_equal_the_general_path(checkpoint: Path, adapter: Path) -> None:
     ours = with_graphs(make_engine(checkpoint, adapter, None, "reference"), SINGLE_RANK, CountedReplays())
     judge = only(make_engine(checkpoint, adapter, None, "reference"), General)
@@ -357,6 +358,7 @@ def test_graphs_equal_the_general_path(checkpoint: Path, adapter: Path) -> None:
     assert GraphReplay.computes <= met
 
 
+@pytest.mark.slow
 def test_stages_equal_the_general_path_of_one_rank(checkpoint: Path, adapter: Path) -> None:
     ranks = groups(checkpoint, 1, stages=2)
     config = CoreConfig(device="cpu", dtype="float32", num_pages=40, kernels="reference")

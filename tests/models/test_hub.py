@@ -211,6 +211,7 @@ def test_ids_are_told_from_paths(tmp_path: Path) -> None:
     assert hub_origin(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_the_command_serves_an_id(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -150,6 +150,7 @@ def test_hostile_texts_of_nodes_are_text(page: Page, address: str) -> None:
     assert page.eval("window.hacked") is None
 
 
+@pytest.mark.slow
 def test_two_thousand_nodes_are_drawn_and_told_of(page: Page, address: str) -> None:
     page.goto(f"{address}/#/health")
     page.wait("!!document.querySelector('.plots')")

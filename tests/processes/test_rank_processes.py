@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +33,20 @@ def branches(s: ramiform.ProgramState) -> None:
     s += ramiform.select("y", ["France", "Spain", "a lamp"])
 
 
-@pytest.fixture(scope="module", params=DIVIDED, ids=str)
-def divided(request: pytest.FixtureRequest) -> Iterator[ramiform.Runtime]:
-    with ramiform.Runtime(**request.param, **CHECKED) as runtime:
-        yield runtime
-
-
 @pytest.mark.exhaustive
-def test_several_ranks_answer_as_one(divided: ramiform.Runtime, runtime: ramiform.Runtime) -> None:
-    for params in QUESTIONS:
-        assert ask(divided.url, **params) == ask(runtime.url, **params), params
-    states = [branches.run(backend=backend) for backend in (divided, runtime)]
-    assert states[0].text() == states[1].text()
-
-
-@pytest.mark.exhaustive
-def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with ramiform.Runtime(tp=2, **CHECKED) as runtime:
-        [core] = children(runtime.pid)
-        [rank] = all_children(core)
-    assert wait_until_dead(core, SOON)
-    assert wait_until_dead(rank, SOON)
+@pytest.mark.parametrize("settings", DIVIDED, ids=str)
+def test_several_ranks_answer_as_one_and_end_with_their_runtime(
+    settings: dict[str, Any], runtime: ramiform.Runtime, own_tmp: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ramiform.Runtime(**settings, **CHECKED) as divided:
+        for params in QUESTIONS:
+            assert ask(divided.url, **params) == ask(runtime.url, **params), params
+        states = [branches.run(backend=backend) for backend in (divided, runtime)]
+        assert states[0].text() == states[1].text()
+        [core] = children(divided.pid)
+        ranks = all_children(core)
+        assert len(ranks) == settings.get("tp", 1) * settings["pp"] - 1
+    assert all(wait_until_dead(pid, SOON) for pid in (core, *ranks))
     assert not list(own_tmp.iterdir())
     assert capfd.readouterr().err == ""
 

@@ -237,6 +237,7 @@ def shown(browser: list[str], url: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_pages_without_key_and_network(
     browser: list[str], plain: httpx.Client, locked: httpx.Client, model: str
 ) -> None:

@@ -55,6 +55,7 @@ def spellings(value: Decimal) -> list[str]:
     return [sign + plain, sign + plain + ("0" if "." in plain else ".00")]
 
 
+@pytest.mark.slow
 @given(bound=VALUES, value=VALUES, strict=st.booleans())
 @example(bound=Decimal(0), value=Decimal(0), strict=True)
 @example(bound=Decimal("-0.5"), value=Decimal(0), strict=False)

@@ -160,7 +160,7 @@ def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
 def test_unique_items_of_which_many_are_needed(name: str) -> None:
     schema = {"type": "array", "uniqueItems": True, **UNIQUE[name]}
     assert compiled(schema) is not None
-    walk_all(schema, 800)
+    walk_all(schema, 400)
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_unique_items_of_which_many_are_needed(name: str) -> None:
 def test_names_that_are_repeated_as_far_as_may_be(name: str) -> None:
     schema = {"type": "object", **NAMES[name]}
     assert compiled(schema) is not None
-    walk_all(schema, 1600)
+    walk_all(schema, 1000)
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.chat.reasoning import (
@@ -76,6 +76,7 @@ def test_models_that_think_are_known_by_their_template() -> None:
 
 
 @pytest.mark.parametrize("name", REASONING_FORMATS)
+@settings(max_examples=25)
 @given(st.text(max_size=30), st.text(max_size=30), st.lists(st.integers(0, 99), max_size=8))
 def test_every_format_is_told_from_the_answer_however_it_is_cut(
     name: ReasoningFormatName, thought: str, answer: str, places: list[int]

@@ -137,13 +137,13 @@ TREES = [
     Case((130, 40), (5, 4), 4, 2, 32),  # few tokens without a tree
 ]
 CHUNKS = [
-    Case((63, 200, 130), (63, 70, 1), 8, 2, 64),
+    Case((63, 100, 130), (63, 40, 1), 4, 2, 64),
     Case((100,), (100,), 3, 3, 16),
     Case((90, 140), (20, 139), 14, 2, 48, torch.float16),
     Case((90, 100), (20, 100), 4, 2, 32, torch.bfloat16),
     Case((90, 100), (20, 100), 4, 2, 32, torch.float16, torch.float8_e4m3fn),
     Case((90, 100), (20, 100), 4, 2, 32, torch.float16, torch.int8),
-    Case((200, 60), (90, 60), 4, 2, 32, window=33),
+    Case((130, 60), (50, 60), 4, 2, 32, window=33),
     Case((90, 100), (20, 100), 4, 2, 32, soft_cap=2.0),
 ]
 

@@ -49,6 +49,7 @@ def test_each_of_many_values_of_any_type_is_accepted() -> None:
         assert not accepts(grammar, json.dumps(value).encode()), value
 
 
+@pytest.mark.slow
 @MANY
 @given(
     values=st.lists(GIVEN, min_size=1, max_size=12),

@@ -41,6 +41,7 @@ def checked(http: httpx.Client, constraint: dict[str, Any], text: str = "", **fi
     return answer
 
 
+@pytest.mark.slow
 def test_the_state_after_every_text_is_what_the_choices_say(http: httpx.Client) -> None:
     texts = [choice.encode() for choice in CHOICES]
     for place in range(len(CHOICES[1]) + 1):  # forwards and backwards, as one types
@@ -247,6 +248,7 @@ def test_a_check_ends_when_its_client_leaves_and_when_it_takes_too_long(monkeypa
     assert checker.answer(other, "", 1, CancellationToken())["ok"], "and nothing is left of what was not"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_not_asked_loads_no_compilers() -> None:
     code = "import sys, ramiform.runtime.frontend.http.app; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=120)
