@@ -106,6 +106,7 @@ class Engine:
         service = ChatService(
             generator,
             tool_parser=serve.tool_call_parser,
+            tool_calls=serve.tool_calls,
             reasoning_parser=serve.reasoning_parser,
             trusts_templates=serve.trust_request_chat_template,
         )

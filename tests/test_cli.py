@@ -97,6 +97,7 @@ HTTP_FLAGS = {
     "--max-connections-per-address",
     "--admin-key",
     "--tool-call-parser",
+    "--tool-calls",
     "--reasoning-parser",
     "--trust-request-chat-template",
     "--uds",

@@ -61,6 +61,6 @@ def test_every_option_reaches_the_core() -> None:
 def test_every_dialect_takes_the_options_of_chat(kind: type[BaseModel], body: dict[str, object]) -> None:
     names = [each.name for each in dataclasses.fields(ChatOptions)]
     assert [name for name in names if name not in kind.model_fields] == []
-    made = kind.model_validate({**body, "exact_history": False})
-    assert made.chat_options() == ChatOptions(exact_history=False)  # type: ignore[attr-defined]
+    made = kind.model_validate({**body, "exact_history": False, "tool_calls": "strict"})
+    assert made.chat_options() == ChatOptions(exact_history=False, tool_calls="strict")  # type: ignore[attr-defined]
     assert kind.model_validate(body).chat_options() == ChatOptions()  # type: ignore[attr-defined]

@@ -64,6 +64,7 @@ ToolFormatName = Literal[
 
 
 # Formats of reasoning; the frontend has their markers.
+ToolCallReading = Literal["lenient", "strict"]
 ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "gemma4", "harmony", "granite"]
 
 
@@ -376,6 +377,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", ToolFormatName],
         Meta(description="format of the model's tool calls; auto: as in its chat template"),
     ] = "auto"
+    tool_calls: Annotated[
+        ToolCallReading,
+        Meta(description="whether an answer that is JSON, and a valid call, is one without its format's markers too"),
+    ] = "lenient"
     reasoning_parser: Annotated[
         Literal["auto", "none", ReasoningFormatName],
         Meta(description="format of the model's reasoning, separated from answers; auto: as in its chat template"),

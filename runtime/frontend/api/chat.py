@@ -133,12 +133,13 @@ class ChatAnswers:
     async def _stream_choice(
         self, body: ChatBody, chat: ChatRequest, completion: ChatCompletion, index: int
     ) -> AsyncGenerator[dict[str, Any]]:
+        first = _chunk(index, {"role": "assistant", "content": body.echoed_text()})
         is_first = True
         deltas = completion.deltas()
         try:
             async for delta in deltas:
                 if is_first:
-                    yield _chunk(index, {"role": "assistant", "content": body.echoed_text()})
+                    yield first
                     is_first = False
                 change: dict[str, Any] = {}
                 if delta.content:
@@ -154,6 +155,8 @@ class ChatAnswers:
                     yield _chunk(index, change, self._logprobs(body, values) if values else None)
         finally:
             await deltas.aclose()
+        if is_first:  # an answer that was cut before anything of it was certain
+            yield first
         yield {**_chunk(index, {}), **_finish_fields(body, chat, completion), **_token_ids(body, chat, completion)}
 
 

@@ -70,7 +70,7 @@ class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
         """Convert `functions` and `function_call`, the older form of tools."""
         if self.functions and not self.tools and self.tool_choice is None:
             self._calls_functions = True
-            self.tools = [Tool.model_construct(type="function", function=function) for function in self.functions]
+            self.tools = [Tool.of(function) for function in self.functions]
             self.parallel_tool_calls = False
             if isinstance(self.function_call, FunctionName):
                 self.tool_choice = NamedChoice.model_construct(type="function", function=self.function_call)

@@ -180,12 +180,17 @@ def message_text(content: str | list[ContentPart] | None, where: str) -> str:
 
 
 def _for_call(call: PastCall) -> dict[str, Any]:
-    """Convert a past call. Templates serialise arguments themselves, so they get the parsed value if it is JSON."""
+    """Convert a past call. Templates serialise arguments themselves, so they get the parsed value if it is JSON.
+
+    Clients and cut calls have an empty text or null where there are no arguments.
+    """
     arguments: Any
     try:
-        arguments = json.loads(call.function.arguments)
+        arguments = json.loads(call.function.arguments.strip() or "{}")
     except (ValueError, RecursionError):
-        arguments = None
+        arguments = call.function.arguments
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         arguments = call.function.arguments  # invalid arguments of an earlier call stay as they were
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

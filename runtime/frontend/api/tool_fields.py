@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from ...protocol.errors import RequestError
 from ...protocol.sampling import AdditionalProperties, Constraint
@@ -15,16 +15,41 @@ Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Function(Body):
+class SentBody(Body):
+    """Body that knows the object which it was made of: chat templates get the fields and the order of the client."""
+
+    _sent: dict[str, Any] | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_sent(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        body = handler(value)
+        if isinstance(value, dict):
+            body._sent = value
+        return body
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True) if self._sent is None else self._sent
+
+
+class Function(SentBody):
     name: Name
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
 
-class Tool(Body):
+class Tool(SentBody):
     type: Literal["function"]
     function: Function
+
+    @classmethod
+    def of(cls, function: Function, sent: dict[str, Any] | None = None) -> Tool:
+        """Return the tool of a function, which the chat template gets as `sent`; default: as the function was sent."""
+        tool = cls.model_construct(type="function", function=function)
+        tool._sent = {"type": "function", "function": function.sent if sent is None else sent}
+        return tool
 
 
 class FunctionName(Body):
@@ -70,7 +95,7 @@ def callable_tools(
         return None
     chosen = [functions[name] for name in names]
     return CallableTools(
-        definitions=[tool.model_dump(exclude_none=True) for tool in tools],
+        definitions=[tool.sent for tool in tools],
         schemas={function.name: _schema(function, additional_properties) for function in chosen},
         forced=mode == "required",
         strict=constrained or any(function.strict for function in chosen),

@@ -37,7 +37,12 @@ class ChatCompletion:
         self._first_tool: str | None = None  # that the answer calls
         self.num_reasoning_tokens = 0
         self._request = request
-        self._tools = request.tools
+        self._tools = tools = request.tools
+        self._parser: ToolCallParser | None = None  # of what the model writes freely
+        if tools is not None and request.prompt.sampling.constraint is None:
+            self._parser = ToolCallParser(
+                tools.format, tools.schemas, tools.schemas, reads_bare=tools.reads_bare and not tools.forced
+            )
         self._sampling = sampling = request.prompt.sampling
         assert sampling.seed is not None
         self._format = request.reasoning if request.splits_reasoning else None
@@ -106,7 +111,7 @@ class ChatCompletion:
             if self.finish is not None:
                 return
         if not self._request.is_staged or tools is None:
-            answer = self._parse_deltas(tools)
+            answer = self._parse_deltas()
         elif tools.forced:
             answer = self._generate_forced_calls(tools)
         else:
@@ -142,23 +147,22 @@ class ChatCompletion:
         self._stages.append(f"{reasoning.end}\n\n")
         self._begin_answer()
 
-    async def _parse_deltas(self, tools: ToolCallOptions | None) -> AsyncGenerator[ChatDelta]:
+    async def _parse_deltas(self) -> AsyncGenerator[ChatDelta]:
         """Yield one request's output, parsed into reasoning, text and calls."""
-        parser = None if tools is None else ToolCallParser(tools.format, tools.schemas, tools.schemas)
         async for piece in self._stages.sample:
-            yield self._split(piece, parser)
-            if self.num_calls and tools is not None and not tools.parallel:
+            yield self._split(piece)
+            if self._is_complete:
                 self._stages.close()
                 self.finish = Finish("stop")
                 return
         reasoning, text = ("", "") if self._reasoning is None else self._reasoning.finish()
-        delta = ChatDelta(text, reasoning)
-        if parser is not None:
-            certain, rest = parser.feed(text), parser.finish()
-            delta.content = certain.text + rest.text
-            delta.calls = self._call_deltas(certain.calls + rest.calls)
-        yield delta
+        yield self._read(ChatDelta(reasoning=reasoning), text, is_last=True)
         self.finish = self._stages.finish
+
+    @property
+    def _is_complete(self) -> bool:
+        """Return True if a call ends the answer."""
+        return self.num_calls > 0 and self._tools is not None and not self._tools.parallel
 
     async def _generate_forced_calls(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
         """Yield calls only. After each one the model may open another, if its format allows several."""
@@ -188,12 +192,13 @@ class ChatCompletion:
         trigger: str | None = tools.format.trigger
         opening = tools.format.opening
         while trigger is not None:
-            blanks = ""  # held back: before a call they belong to its format
             async for piece in stages.sample:
-                if constraint is None:
-                    text = blanks + piece.text
-                    blanks = text[len(text.rstrip()) :]
-                    yield ChatDelta(text.rstrip(), logprobs=piece.logprobs)
+                if self._parser is not None:
+                    yield self._read(ChatDelta(logprobs=piece.logprobs), piece.text)
+                    if self._is_complete:
+                        stages.close()
+                        self.finish = Finish("stop")
+                        return
             if (
                 self.num_calls
                 and tools.format.end_of_calls is not None
@@ -201,9 +206,10 @@ class ChatCompletion:
             ):
                 self.finish = Finish("stop")
                 return
-            if not stages.stopped_at(trigger):
-                if not self.num_calls:
-                    yield ChatDelta(blanks)
+            is_call = stages.stopped_at(trigger)
+            if self._parser is not None:
+                yield self._read(ChatDelta(), "", is_last=not is_call, before_call=is_call)
+            if not is_call:
                 break
             stages.keep()
             self._open_call(tools, opening)
@@ -279,18 +285,25 @@ class ChatCompletion:
     def _may_call_again(self, tools: ToolCallOptions) -> bool:
         return tools.parallel and self.num_calls < MAX_TOOL_CALLS and self._stages.num_tokens_left > 0
 
-    def _split(self, piece: Piece, parser: ToolCallParser | None) -> ChatDelta:
+    def _split(self, piece: Piece) -> ChatDelta:
         reasoning, text = "", piece.text
         if self._reasoning is not None:
             was_reasoning = self._reasoning.in_reasoning
             reasoning, text = self._reasoning.feed(text)
             if was_reasoning or self._reasoning.in_reasoning:
                 self.num_reasoning_tokens += len(piece.ids)
-        delta = ChatDelta(text, reasoning, logprobs=piece.logprobs)
-        if parser is not None:
-            parsed = parser.feed(text)
-            delta.content = parsed.text
-            delta.calls = self._call_deltas(parsed.calls)
+        return self._read(ChatDelta(reasoning=reasoning, logprobs=piece.logprobs), text)
+
+    def _read(self, delta: ChatDelta, text: str, *, is_last: bool = False, before_call: bool = False) -> ChatDelta:
+        """Add the model's text to `delta`, as content and calls. A call is opened after a text `before_call`."""
+        if self._parser is None:
+            delta.content = text
+            return delta
+        parsed = [self._parser.feed(text)]
+        if is_last or before_call:
+            parsed.append(self._parser.finish(before_call=before_call))
+        delta.content = "".join(each.text for each in parsed)
+        delta.calls = self._call_deltas([call for each in parsed for call in each.calls])
         return delta
 
     def _call_deltas(self, calls: list[ToolCall]) -> list[ToolCallDelta]:
@@ -325,4 +338,5 @@ def _markers(request: ChatRequest) -> list[str]:
     if request.tools is not None:
         tool_format = request.tools.format
         markers += [*tool_format.begin_markers, tool_format.end_marker or "", tool_format.next_trigger or ""]
+        markers += tool_format.inner or ()
     return markers

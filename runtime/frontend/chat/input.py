@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...protocol.config import ToolCallReading
 from ...protocol.core import RequestOptions
 from ...protocol.sampling import Constraint, SamplingParams
 from ..core.sessions import RetentionHint, SessionId
@@ -18,9 +19,11 @@ class ChatOptions:
     """Options that the chat bodies of all dialects have. Bodies derive their fields from these declarations.
 
     `exact_history` says whether the ids of earlier answers are used; None: by default, unless the request has a seed.
+    `tool_calls` says which texts are calls; None: as the server is set.
     """
 
     exact_history: bool | None = None
+    tool_calls: ToolCallReading | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ class ToolCallOptions(CallableTools):
     """The offered tools, in the format in which the model calls them."""
 
     format: ToolFormat
+    reads_bare: bool = True  # an answer may be a call without the format's markers
     constrained: bool = False  # an unforced call is constrained: its schemas compile and its format has a marker
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.config import ReasoningFormatName, ToolFormatName
+from ...protocol.config import ReasoningFormatName, ToolCallReading, ToolFormatName
 from ...protocol.errors import RequestError
 from ..core.sessions import core_retention
 from ..text.encoding import completion_token_limit
@@ -30,6 +30,7 @@ from .request import ChatRequest, ToolCallOptions
 from .request_templates import RequestTemplates
 from .schema_check import SchemaCheck
 from .template_messages import for_harmony, with_short_ids
+from .tools.bare import asks_to_be_shown
 from .tools.detect import detect_tool_format
 from .tools.formats import FORMATS, ToolFormat
 
@@ -44,18 +45,21 @@ class ChatService:
         generator: Generator,
         *,
         tool_parser: Literal["auto", ToolFormatName] = "auto",
+        tool_calls: ToolCallReading = "lenient",
         reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto",
         trusts_templates: bool = False,
         exact_history: bool = True,
     ) -> None:
         """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template.
 
+        `tool_calls`: "strict" wants a call in the format's own form, unless a request says otherwise.
         `trusts_templates`: requests may bring a template of their own. `exact_history`: histories are encoded with the
         ids that were generated, unless a request has a seed or says otherwise.
         """
         self.generator = generator
         self._history = ExactHistory(generator.tokenizer, generator.encoder)
         self._uses_history = exact_history
+        self._tool_calls = tool_calls
         self.renderer = MessageRenderer(generator.tokenizer, RequestTemplates() if trusts_templates else None)
         self._schemas = SchemaCheck(generator)
         self.tool_format: ToolFormat = (
@@ -79,11 +83,18 @@ class ChatService:
         """Return True if the model reasons before it answers."""
         return self.reasoning is not None
 
+    def reads_bare(self, asked: ToolCallReading | None) -> bool:
+        """Return True if an answer may be a call without the markers of the model's format."""
+        return (asked or self._tool_calls) == "lenient"
+
     async def request(self, asked: ChatInput) -> ChatRequest:
         """Render and tokenise the messages, and build the request. Raises RequestError."""
         options = None
         if asked.tools is not None:
-            options = await self._check_schemas(ToolCallOptions(format=self.tool_format, **vars(asked.tools)))
+            reads_bare = self.reads_bare(asked.chat.tool_calls) and not asks_to_be_shown(asked.messages)
+            options = await self._check_schemas(
+                ToolCallOptions(format=self.tool_format, reads_bare=reads_bare, **vars(asked.tools))
+            )
         encoder, truncation = self.generator.encoder, asked.truncation
         bound = truncation.bound if truncation else await encoder.prompt_bound(asked.prompt_field, asked.limit[0])
         segments = await self.renderer.render_aside(
@@ -136,7 +147,11 @@ class ChatService:
         if not self._has_channels:
             return tools.definitions
         # Its template takes every tool to have a description.
-        return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools.definitions]
+        functions = [tool["function"] for tool in tools.definitions]
+        return [
+            {"type": "function", "function": {**each, "description": each.get("description") or ""}}
+            for each in functions
+        ]
 
     def _place(self, tail: str, is_continued: bool) -> harmony.Place:
         """Return where in a message the answer to a prompt in harmony begins."""

@@ -71,6 +71,7 @@ def create_app(
     chat_service = ChatService(
         generator,
         tool_parser=config.tool_call_parser,
+        tool_calls=config.tool_calls,
         reasoning_parser=config.reasoning_parser,
         trusts_templates=config.trust_request_chat_template,
         exact_history=not core_config.deterministic,

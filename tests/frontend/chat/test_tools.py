@@ -310,7 +310,7 @@ def test_what_is_no_call_comes_out_unchanged(name: str, text: str, places: list[
         ("deepseek", "<｜tool▁calls▁begin｜>oops<｜tool▁calls▁end｜>"),
         ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_calls_section_end|>"),
         ("granite", "<|tool_call|>[1]"),
-        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>1</function></tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>1</invoke></tool_call> <function=add"),
         ("glm45", "<tool_call>add\n<arg_key>a</arg_key>1</arg_value></tool_call>"),
         ("glm45", "<tool_call>nobody</tool_call>"),
         ("minimax_m2", '<minimax:tool_call><invoke name="add"></minimax:tool_call>'),

@@ -1,16 +1,34 @@
-"""Tool calls as values, and their readers for JSON, Python and tags."""
+"""Tool calls as values, and their readers for JSON and Python.
+
+A reader returns the calls at the beginning of a text and the position after them. It raises ValueError where there are
+none. JSON is read as models write it: also with Python's literals, commas before a closing bracket, line breaks within
+strings, and in a fence.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+from .schemas import ArgumentsSchema
 
 MAX_PYTHON_CHARACTERS = 1 << 16
-_PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 _JSON_LITERALS = {"true": True, "false": False, "null": None}
+_JSON_STRING = r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)'
+STRING = rf"{_JSON_STRING}|'(?:[^'\\]|\\.)*+(?:'|\\?\Z)"  # of JSON and Python
+_SEPARATORS = re.compile(r"(?:[\s;,]|```\w*)*+")
+_CLOSING_FENCE = re.compile(r"\s*```(?!\w)")
+_BRACKETS = re.compile(rf"{_JSON_STRING}|[\[\]{{}}]", re.DOTALL)
+_PYTHON_BRACKETS = re.compile(rf"{STRING}|[\[\]{{}}]", re.DOTALL)
+_SINGLE_QUOTED = re.compile(r"[\[{\s]*'")
+_HABITS = re.compile(rf"{_JSON_STRING}|,(?=\s*+[\]}}])|\b(?:True|False|None)\b", re.DOTALL)
+JSON_BEGIN = re.compile(r"\s*(?:```\w*\s*)?(?:\[\s*)?\{")
+_REPAIRED = {"True": "true", "False": "false", "None": "null", ",": ""}
 
 
 @dataclass(frozen=True)
@@ -22,133 +40,159 @@ class ToolCall:
     has_texts: bool = False
 
 
+Reader = Callable[[str], tuple[list[ToolCall], int]]
+
+
 def new_tool_call_id() -> str:
     """Return a random id."""
     return f"call_{secrets.token_hex(12)}"
 
 
-def read_json_calls(text: str) -> list[ToolCall]:
-    """Parse the calls in `text`: an object, an array of them, or several in a row.
-
-    Calls in a row are separated by `;`, commas or blanks. Raises ValueError for anything else, and for no call.
-    """
-    calls: list[ToolCall] = []
-    at = _skip_separators(text, 0)
-    while at < len(text):
-        value, at = _read_value(text, at)
-        calls += [_json_call(item) for item in (value if isinstance(value, list) else [value])]
-        at = _skip_separators(text, at)
-    if not calls:
-        raise ValueError("no call")
-    return calls
-
-
-def read_python_calls(text: str) -> list[ToolCall]:
-    """Parse calls like `[get_weather(city="Paris"), add(a=1, b=2)]`, or one a line, without running them.
-
-    Raises ValueError unless `text` is such calls with literal keyword arguments; JSON's literals are allowed too.
-    """
-    text = text.strip()
-    if len(text) > MAX_PYTHON_CHARACTERS:
-        raise ValueError(f"more than {MAX_PYTHON_CHARACTERS} characters")
+def json_text(value: Any) -> str:
+    """Return a value as JSON, with escapes only where it is no Unicode. Raises ValueError for NaN and infinity."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
-        body = ast.parse(text).body
-        lines = [each.value for each in body if isinstance(each, ast.Expr)]
-        calls = lines[0].elts if len(lines) == 1 and isinstance(lines[0], ast.List) else lines
-        if not calls or len(lines) < len(body):
-            raise ValueError("not a list of calls")
-        return [_python_call(_JsonLiterals().visit(each)) for each in calls]
-    except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
-        raise ValueError(f"not Python: {error}") from None
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
-def read_tagged(text: str, begin: str, separator: str, end: str) -> list[tuple[str, str]]:
-    """Parse pairs `begin NAME separator BODY end` with blanks between them. Raises ValueError for anything else."""
-    pairs = []
-    rest = text.strip()
-    while rest:
-        if not rest.startswith(begin):
-            raise ValueError("no call")
-        name, separated, rest = rest.removeprefix(begin).partition(separator)
-        body, ended, rest = rest.partition(end)
-        if not (separated and ended):
-            raise ValueError("no call")
-        pairs.append((name, body))
-        rest = rest.lstrip()
-    return pairs
-
-
-def call_of_texts(name: str, arguments: list[tuple[str, str]]) -> ToolCall:
-    """Return a call whose arguments are all texts. `typed_call` gives them their types."""
-    return ToolCall(name.strip(), json.dumps(dict(arguments), ensure_ascii=False), has_texts=True)
-
-
-def typed_call(call: ToolCall, schema: str | None) -> ToolCall:
-    """Read the texts of a call's arguments as JSON, but for those that are strings in `schema`, a JSON schema's text.
-
-    A text that is no JSON stays a string.
-    """
-    described = json.loads(schema) if schema else {}
-    properties = described.get("properties") if isinstance(described, dict) else None
-    values = json.loads(call.arguments)
-    for name, text in values.items():
-        if not _takes_text(properties.get(name) if isinstance(properties, dict) else None):
-            values[name] = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else json_or_text(text)
-    return ToolCall(call.name, json.dumps(values, ensure_ascii=False))
-
-
-def _takes_text(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    kinds = schema.get("type", ())
-    if "string" in ([kinds] if isinstance(kinds, str) else kinds):
-        return True
-    if any(isinstance(value, str) for value in (*schema.get("enum", ()), schema.get("const"))):
-        return True
-    return any(_takes_text(each) for name in ("anyOf", "oneOf") for each in schema.get(name, ()))
+def load_json(text: str) -> Any:
+    """Return the value of a JSON text as models write it. Raises ValueError."""
+    try:
+        try:
+            return _DECODER.decode(text)
+        except ValueError:
+            if _SINGLE_QUOTED.match(text):
+                return _python_value(text)
+            return _DECODER.decode(_HABITS.sub(lambda found: _REPAIRED.get(found[0], found[0]), text))
+    except RecursionError:
+        raise ValueError("JSON that is too deep") from None
 
 
 def json_or_text(text: str) -> Any:
     """Return `text` as JSON, or as it is if it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return load_json(text)
+    except ValueError:
         return text
 
 
+def value_end(text: str, at: int) -> int:
+    """Return the position after the object or array that begins at `at`. Raises ValueError unless one does."""
+    if text[at : at + 1] not in ("{", "["):
+        raise ValueError("no value")
+    tokens = _PYTHON_BRACKETS if _SINGLE_QUOTED.match(text, at) else _BRACKETS
+    depth = 0
+    for token in tokens.finditer(text, at):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    raise ValueError("a value that does not end")
+
+
 def read_arguments(text: str) -> str:
-    """Return `text` stripped. Raises ValueError unless it is one JSON object."""
+    """Return one JSON object as text. Raises ValueError for anything else."""
     text = text.strip()
-    value, end = _read_value(text, 0)
-    if not isinstance(value, dict) or end != len(text):
+    value = load_json(text)
+    if not isinstance(value, dict):
         raise ValueError("the arguments are not a JSON object")
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except ValueError:
+        return json_text(value)
     return text
 
 
-def _skip_separators(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n;,":
-        at += 1
-    return at
+def read_json_calls(text: str, at: int = 0) -> tuple[list[ToolCall], int]:
+    """Read calls from `at` on: an object, an array of them, or several in a row.
+
+    Calls in a row are separated by `;`, commas or blanks.
+    """
+    calls: list[ToolCall] = []
+    end = at
+    while text[(at := skip_separators(text, at)) : at + 1] in ("{", "["):
+        try:
+            after = value_end(text, at)
+            value = load_json(text[at:after])
+            read = [read_json_call(item) for item in (value if isinstance(value, list) else [value])]
+        except ValueError:
+            if calls:
+                break
+            raise
+        calls += read
+        at = end = after if (fence := _CLOSING_FENCE.match(text, after)) is None else fence.end()
+    if not calls:
+        raise ValueError("no call")
+    return calls, end
 
 
-def _read_value(text: str, at: int) -> tuple[Any, int]:
-    try:
-        return json.JSONDecoder().raw_decode(text, at)
-    except RecursionError:
-        raise ValueError("JSON that is too deep") from None
-
-
-def _json_call(item: Any) -> ToolCall:
+def read_json_call(item: Any) -> ToolCall:
+    """Return the call that a JSON value is. Raises ValueError for another value."""
     if isinstance(item, dict) and isinstance(item.get("function"), dict):
         item = item["function"]
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         raise ValueError("no call")
     arguments = item.get("arguments", item.get("parameters", {}))
     if isinstance(arguments, str):
-        return ToolCall(item["name"], read_arguments(arguments))
+        return ToolCall(item["name"], read_arguments(arguments or "{}"))
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         raise ValueError("the arguments are not a JSON object")
-    return ToolCall(item["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(item["name"], json_text(arguments))
+
+
+def read_python_calls(text: str) -> tuple[list[ToolCall], int]:
+    """Read calls like `[get_weather(city="Paris"), add(a=1, b=2)]`, or one a line, without running them.
+
+    The whole text has to be such calls with literal keyword arguments; JSON's literals are allowed too.
+    """
+    source = text.strip()
+    if len(source) > MAX_PYTHON_CHARACTERS:
+        raise ValueError(f"more than {MAX_PYTHON_CHARACTERS} characters")
+    try:
+        body = ast.parse(source).body
+        lines = [each.value for each in body if isinstance(each, ast.Expr)]
+        calls = lines[0].elts if len(lines) == 1 and isinstance(lines[0], (ast.List, ast.Tuple)) else lines
+        if not calls or len(lines) < len(body):
+            raise ValueError("not a list of calls")
+        return [_python_call(_JsonLiterals().visit(each)) for each in calls], len(text)
+    except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"not Python: {error}") from None
+
+
+def call_of_texts(name: str, arguments: list[tuple[str, str]]) -> ToolCall:
+    """Return a call whose arguments are all texts. `typed_call` gives them their types."""
+    return ToolCall(name.strip(), json_text(dict(arguments)), has_texts=True)
+
+
+def typed_call(call: ToolCall, schema: ArgumentsSchema) -> ToolCall:
+    """Read the texts of a call's arguments as JSON, but for those that are strings in the schema.
+
+    A text that is no JSON stays a string. An argument that may be null is null where its text says so.
+    """
+    values = json.loads(call.arguments)
+    for name, text in values.items():
+        if text in ("null", "None") and schema.takes_null(name):
+            values[name] = None
+        elif not schema.takes_text(name):
+            values[name] = json_or_text(text)
+    return ToolCall(call.name, json_text(values))
+
+
+def skip_separators(text: str, at: int) -> int:
+    """Return the position after blanks, commas, `;` and fences."""
+    found = _SEPARATORS.match(text, at)
+    return at if found is None else found.end()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 
 
 class _JsonLiterals(ast.NodeTransformer):
@@ -160,6 +204,17 @@ class _JsonLiterals(ast.NodeTransformer):
         return node
 
 
+def _python_value(text: str) -> Any:
+    """Return the value of a Python literal. Raises ValueError."""
+    if len(text) > MAX_PYTHON_CHARACTERS:
+        raise ValueError(f"more than {MAX_PYTHON_CHARACTERS} characters")
+    try:
+        value = ast.literal_eval(_JsonLiterals().visit(ast.parse(text.strip(), mode="eval")))
+        return json.loads(json_text(value))
+    except (SyntaxError, MemoryError, TypeError) as error:
+        raise ValueError(f"not Python: {error}") from None
+
+
 def _python_call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with keyword arguments")
@@ -168,4 +223,4 @@ def _python_call(node: ast.expr) -> ToolCall:
         if keyword.arg is None:
             raise ValueError("not a call with keyword arguments")
         arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return ToolCall(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    return ToolCall(ast.unparse(node.func), json_text(arguments))

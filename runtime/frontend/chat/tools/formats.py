@@ -6,27 +6,28 @@ are generated. Sources: the chat templates of the models named.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ....protocol.config import ToolFormatName
-from .calls import ToolCall, read_json_calls, read_python_calls
+from .calls import STRING, Reader, read_json_calls, read_python_calls
 from .readers import (
+    DSML,
+    INVOKE,
+    QWEN3_CODER,
+    STEPTML,
+    TagFormat,
+    glm_values,
     read_apertus,
     read_deepseek,
-    read_dsml,
-    read_fenced,
     read_gemma,
     read_glm,
-    read_granite_20b,
     read_internlm,
-    read_invocations,
     read_kimi,
     read_lfm2,
     read_longcat,
     read_mistral,
-    read_qwen3_coder,
     read_step3,
 )
 
@@ -36,7 +37,9 @@ class ToolFormat:
     """Texts around a model's tool calls, for parsing its output and for writing calls for it.
 
     Parsing: a block begins with one of `begin_markers`, or is an answer that begins with one of `bare_prefixes`. It
-    ends with `end_marker`, or with the answer.
+    ends with `end_marker` outside of what `quoted` matches, else with its last call. `inner` are the begin and the end
+    of a single call in a block, whose own markers a model may leave out. `unmarked` is a pattern of how a call begins
+    without any marker, where that is not JSON; `NAME` stands for the names of tools.
 
     Writing: `trigger` shows that the model is about to call. `opening` begins with it and precedes the name. Then
     follow `before_arguments`, the arguments and `after_arguments`; `{index}` is the call's number. `next_trigger` and
@@ -46,8 +49,11 @@ class ToolFormat:
     name: ToolFormatName
     begin_markers: tuple[str, ...] = ()
     end_marker: str | None = None
+    inner: tuple[str, str] | None = None
     bare_prefixes: tuple[str, ...] = ()
-    parse: Callable[[str], list[ToolCall]] = read_json_calls
+    unmarked: str | None = None
+    read: Reader = read_json_calls
+    quoted: str = STRING
     trigger: str
     opening: str
     before_arguments: str
@@ -81,20 +87,50 @@ class ToolFormat:
         return self.trigger in self.begin_markers
 
 
-# Formats that are only read: their name, the markers around calls, their reader. Forced calls are written as JSON,
-# which a schema can constrain.
-_READ: tuple[tuple[ToolFormatName, str, str, Callable[[str], list[ToolCall]]], ...] = (
-    ("qwen3_coder", "<tool_call>", "</tool_call>", read_qwen3_coder),
-    ("seed_oss", "<seed:tool_call>", "</seed:tool_call>", read_qwen3_coder),
-    ("glm45", "<tool_call>", "</tool_call>", read_glm),
-    ("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", read_invocations),
-    ("step3", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", read_step3),
-    ("deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", read_dsml),
-    ("deepseek_v4", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", read_dsml),
-    ("functiongemma", "<start_function_call>", "<end_function_call>", partial(read_gemma, quote="<escape>")),
-    ("gemma4", "<|tool_call>", "<tool_call|>", partial(read_gemma, quote='<|"|>')),
-    ("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_lfm2),
-    ("olmo3", "<function_calls>", "</function_calls>", read_python_calls),
+_PYTHON = r"(?:\[\s*)?NAME\("
+
+
+@dataclass(frozen=True)
+class _ReadFormat:
+    """A format that is only read. Forced calls are written as JSON, which a schema can constrain."""
+
+    name: ToolFormatName
+    begin: str
+    end: str
+    read: Reader
+    quoted: str
+    inner: tuple[str, str] | None = None
+    unmarked: str | None = None
+
+
+def _tags(name: ToolFormatName, begin: str, end: str, tags: TagFormat) -> _ReadFormat:
+    return _ReadFormat(name, begin, end, tags.read, tags.values, (tags.opening, tags.closing))
+
+
+def _gemma(name: ToolFormatName, begin: str, end: str, quote: str) -> _ReadFormat:
+    read, escaped = partial(read_gemma, quote=quote), re.escape(quote)
+    return _ReadFormat(name, begin, end, read, rf"{escaped}.*?(?:{escaped}|\Z)", unmarked=r"call:NAME\{")
+
+
+_READ = (
+    _tags("qwen3_coder", "<tool_call>", "</tool_call>", QWEN3_CODER),
+    _tags("seed_oss", "<seed:tool_call>", "</seed:tool_call>", QWEN3_CODER),
+    _tags("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", INVOKE),
+    _ReadFormat(
+        "step3",
+        "<｜tool_calls_begin｜>",
+        "<｜tool_calls_end｜>",
+        read_step3,
+        STEPTML.values,
+        ("<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+    ),
+    _tags("deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", DSML),
+    _tags("deepseek_v4", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", DSML),
+    _ReadFormat("glm45", "<tool_call>", "</tool_call>", read_glm, glm_values(), unmarked=r"NAME\s*<arg_key>"),
+    _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),
+    _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    _ReadFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_lfm2, STRING, unmarked=_PYTHON),
+    _ReadFormat("olmo3", "<function_calls>", "</function_calls>", read_python_calls, STRING, unmarked=_PYTHON),
 )
 _HERMES = ToolFormat(
     name="hermes",
@@ -134,7 +170,8 @@ _ALL = (
         begin_markers=("<|python_start|>",),
         end_marker="<|python_end|>",
         bare_prefixes=("[",),
-        parse=read_python_calls,
+        unmarked=_PYTHON,
+        read=read_python_calls,
         trigger='{"name": "',  # arguments of a forced call are JSON, which a schema can constrain
         opening='{"name": "',
         before_arguments='", "parameters": ',
@@ -143,7 +180,7 @@ _ALL = (
     ToolFormat(
         name="mistral",
         begin_markers=("[TOOL_CALLS]",),
-        parse=read_mistral,
+        read=read_mistral,
         trigger="[TOOL_CALLS]",
         opening='[TOOL_CALLS][{"name": "',
         before_arguments='", "arguments": ',
@@ -155,7 +192,7 @@ _ALL = (
     ToolFormat(
         name="mistral_args",
         begin_markers=("[TOOL_CALLS]",),
-        parse=read_mistral,
+        read=read_mistral,
         trigger="[TOOL_CALLS]",
         opening="[TOOL_CALLS]",
         before_arguments="[ARGS]",
@@ -167,7 +204,8 @@ _ALL = (
         name="deepseek",
         begin_markers=("<｜tool▁calls▁begin｜>",),
         end_marker="<｜tool▁calls▁end｜>",
-        parse=read_deepseek,
+        inner=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+        read=read_deepseek,
         trigger="<｜tool▁calls▁begin｜>",
         opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         before_arguments="\n```json\n",
@@ -180,7 +218,8 @@ _ALL = (
         name="deepseek_v31",
         begin_markers=("<｜tool▁calls▁begin｜>",),
         end_marker="<｜tool▁calls▁end｜>",
-        parse=read_deepseek,
+        inner=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+        read=read_deepseek,
         trigger="<｜tool▁calls▁begin｜>",
         opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
         before_arguments="<｜tool▁sep｜>",
@@ -193,7 +232,8 @@ _ALL = (
         name="kimi_k2",
         begin_markers=("<|tool_calls_section_begin|>",),
         end_marker="<|tool_calls_section_end|>",
-        parse=read_kimi,
+        inner=("<|tool_call_begin|>", "<|tool_call_end|>"),
+        read=read_kimi,
         trigger="<|tool_calls_section_begin|>",
         opening="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
         before_arguments=":{index}<|tool_call_argument_begin|>",
@@ -217,7 +257,8 @@ _ALL = (
         name="apertus",
         begin_markers=("<|tools_prefix|>",),
         end_marker="<|tools_suffix|>",
-        parse=read_apertus,
+        unmarked=r'\[\s*\{\s*"NAME":',
+        read=read_apertus,
         trigger="<|tools_prefix|>",
         opening='<|tools_prefix|>[{"',
         before_arguments='": ',
@@ -229,7 +270,7 @@ _ALL = (
     ToolFormat(
         name="granite_20b_fc",
         begin_markers=("<function_call>",),
-        parse=read_granite_20b,
+        read=read_json_calls,
         trigger="<function_call>",
         opening='<function_call> {"name": "',
         before_arguments='", "arguments": ',
@@ -241,7 +282,7 @@ _ALL = (
         name="internlm",
         begin_markers=("<|action_start|>",),
         end_marker="<|action_end|>",
-        parse=read_internlm,
+        read=read_internlm,
         trigger="<|action_start|>",
         opening='<|action_start|><|plugin|>\n{"name": "',
         before_arguments='", "parameters": ',
@@ -254,7 +295,9 @@ _ALL = (
         name="longcat",
         begin_markers=("<longcat_tool_call>",),
         end_marker="</longcat_tool_call>",
-        parse=read_longcat,
+        unmarked=r"NAME\s*<longcat_arg_key>",
+        read=read_longcat,
+        quoted=rf"{STRING}|{glm_values('longcat_', 'longcat_tool_call')}",
         trigger="<longcat_tool_call>",
         opening='<longcat_tool_call>\n{"name": "',
         after_arguments="}\n</longcat_tool_call>",
@@ -270,21 +313,24 @@ _ALL = (
     ),
     *(
         ToolFormat(
-            name=name,
-            begin_markers=(begin,),
-            end_marker=end,
-            parse=parse,
+            name=each.name,
+            begin_markers=(each.begin,),
+            end_marker=each.end,
+            inner=each.inner,
+            unmarked=each.unmarked,
+            read=each.read,
+            quoted=each.quoted,
             trigger='{"name": "',
             opening='{"name": "',
             before_arguments='", "arguments": ',
             after_arguments="}",
         )
-        for name, begin, end, parse in _READ
+        for each in _READ
     ),
     ToolFormat(
         name="json",
         bare_prefixes=("{", "[{", "```json"),
-        parse=read_fenced,
+        read=read_json_calls,
         trigger='{"name": "',
         opening='{"name": "',
         before_arguments='", "arguments": ',

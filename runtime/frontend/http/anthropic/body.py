@@ -16,7 +16,7 @@ from ....protocol.sampling import MAX_STOPS
 from ...api.bodies import Body, ChatOptionsBody, Many, Text, described, example
 from ...api.chat_body import ChatBody, Effort
 from ...api.chat_messages import MAX_MESSAGES
-from ...api.tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
+from ...api.tool_fields import Function, FunctionName, NamedChoice, SentBody, Tool, ToolChoice
 from ...api.validation import validated
 from ...core.sessions import RetentionHint, cache_control_seconds
 
@@ -53,7 +53,7 @@ class InputMessage(Body):
     content: Text | Many[InputBlock]
 
 
-class InputTool(Body):
+class InputTool(SentBody):
     model_config = ConfigDict(
         extra="allow",
         strict=True,
@@ -76,7 +76,8 @@ class InputTool(Body):
         function = Function.model_construct(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
-        return Tool.model_construct(type="function", function=function)
+        names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
+        return Tool.of(function, {names[key]: value for key, value in self.sent.items() if key in names})
 
 
 class ToolUseChoice(Body):

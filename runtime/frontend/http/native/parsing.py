@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from ....protocol.config import ToolCallReading
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint
 from ....protocol.setting_aliases import value_for_alias
@@ -29,12 +30,13 @@ T = TypeVar("T")
 
 
 class ParseCallBody(RequestBody):
-    """`tool_call_parser` is the name of a format; default: the model's."""
+    """`tool_call_parser` is the name of a format; default: the model's. `tool_calls` is as in chat."""
 
     model_config = example({"text": '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>', "tools": []})
     text: Text
     tools: Many[Tool] = Field(default_factory=list)
     tool_call_parser: Text | None = None
+    tool_calls: ToolCallReading | None = None
 
 
 class SeparateReasoningBody(RequestBody):
@@ -64,7 +66,8 @@ class ParsingApi:
     async def parse_function_call(self, body: ParseCallBody, request: Request) -> Response:
         """Return the text around the tool calls of a text, and the calls."""
         tool_format = _named(FORMATS, "tool_call_parser", body.tool_call_parser, self._service.tool_format)
-        work = offload_if_large(lambda _: _read_calls(tool_format, body), body.text)
+        reads_bare = self._service.reads_bare(body.tool_calls)
+        work = offload_if_large(lambda _: _read_calls(tool_format, body, reads_bare=reads_bare), body.text)
         text, calls = await cancel_on_disconnect(request, work)
         return json_response(
             {
@@ -97,7 +100,7 @@ def _named(formats: Mapping[Any, T], field: str, name: str | None, default: T) -
     return formats[ours]
 
 
-def _read_calls(tool_format: ToolFormat, body: ParseCallBody) -> tuple[str, list[ToolCall]]:
+def _read_calls(tool_format: ToolFormat, body: ParseCallBody, *, reads_bare: bool) -> tuple[str, list[ToolCall]]:
     schemas = {
         tool.function.name: Constraint("json_schema", json.dumps(tool.function.parameters or {})) for tool in body.tools
     }
@@ -105,7 +108,7 @@ def _read_calls(tool_format: ToolFormat, body: ParseCallBody) -> tuple[str, list
         harmony = HarmonyParser(schemas, keeps_reasoning=True)
         outputs = [harmony.feed(body.text), harmony.finish()]
         return "".join(each.content for each in outputs), [call for each in outputs for call in each.calls]
-    parser = ToolCallParser(tool_format, schemas, schemas)
+    parser = ToolCallParser(tool_format, schemas, schemas, reads_bare=reads_bare)
     parsed = [parser.feed(body.text), parser.finish()]
     return "".join(each.text for each in parsed), [call for each in parsed for call in each.calls]
 

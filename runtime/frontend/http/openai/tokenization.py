@@ -169,7 +169,7 @@ class TokenizationApi:
             await offload_if_large(lambda _: template_messages(messages), messages),
             body.rendering(),
             bound=bound,
-            tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
+            tools=[tool.sent for tool in body.tools],
         )
 
     def _token_text(self, token: int) -> str:

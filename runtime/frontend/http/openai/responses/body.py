@@ -22,6 +22,7 @@ from ....api.tool_fields import (
     FunctionName,
     Name,
     NamedChoice,
+    SentBody,
     Tool,
     ToolChoice,
     callable_tools,
@@ -46,12 +47,17 @@ class TextOptions(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class FlatTool(Body):
+class FlatTool(SentBody):
     type: Literal["function"]
     name: Name
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+
+    def to_tool(self, **changes: Any) -> Tool:
+        """Convert to a tool of a chat request, with `changes` of its fields."""
+        function = Function.model_construct(**self.model_dump(exclude={"type"}) | changes)
+        return Tool.of(function, {key: value for key, value in (self.sent | changes).items() if key != "type"})
 
 
 class NamespaceTool(Body):
@@ -65,15 +71,8 @@ class NamespaceTool(Body):
     def to_tool(self, function: FlatTool) -> Tool:
         """Convert a function of the namespace to a tool of a chat request."""
         texts = [text for text in (self.description, function.description) if text]
-        return Tool.model_construct(
-            type="function",
-            function=Function.model_construct(
-                name=qualified_name(self.name, function.name),
-                description="\n".join(texts) or None,
-                parameters=function.parameters,
-                strict=function.strict,
-            ),
-        )
+        described = {"description": "\n".join(texts)} if texts else {}
+        return function.to_tool(name=qualified_name(self.name, function.name), **described)
 
 
 class FlatChoice(Body):
@@ -142,7 +141,7 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
             if isinstance(tool, NamespaceTool):
                 tools += [tool.to_tool(function) for function in tool.tools]
             else:
-                tools.append(Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))))
+                tools.append(tool.to_tool())
         return tools
 
     @property

@@ -118,10 +118,13 @@ class ResponseService:
         ):
             async for delta in deltas:
                 if not begun:
-                    yield {"type": "response.created", "response": dict(entry.response)}
-                    yield {"type": "response.in_progress", "response": dict(entry.response)}
+                    for event in _begin(entry):
+                        yield event
                     begun = True
                 for event in output.feed(delta):
+                    yield event
+            if not begun:
+                for event in _begin(entry):
                     yield event
             for event in _finish(chat, completion, entry, output):
                 yield event
@@ -129,6 +132,10 @@ class ResponseService:
     def _logprobs(self, values: list[TokenLogprob]) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = chat_logprobs(self._texts, values)["content"]
         return content
+
+
+def _begin(entry: StoredResponse) -> list[Event]:
+    return [{"type": f"response.{kind}", "response": dict(entry.response)} for kind in ("created", "in_progress")]
 
 
 def response_usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
