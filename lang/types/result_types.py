@@ -153,13 +153,13 @@ REASONING_FORMATS = {
 }
 
 
-def reasoning_format(model_type: str) -> ReasoningFormat:
-    """Return the format of a model type. Raises RequestError for an unknown one."""
+def reasoning_format(model_type: str, param: str = "model_type") -> ReasoningFormat:
+    """Return the format of a model type. Raises RequestError, which names `param`, for an unknown one."""
     try:
         return REASONING_FORMATS[model_type.lower()]
     except (KeyError, AttributeError):
         raise RequestError(
-            f"model_type must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param="model_type"
+            f"{param} must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param=param
         ) from None
 
 
