@@ -107,6 +107,7 @@ def main(
             states = ask.run_batch(arguments, backend=runtime)
             results = [state.ret_value for state in states]
             rows.append(row_of(way, results, time.perf_counter() - began))
+            print(rows[-1], flush=True)
             for question, state, result in zip(QUESTIONS, states, results, strict=True):
                 if show and not is_answered(question, result):
                     print(f"--- {way}: {question.text} ({result.stopped_by})")
