@@ -15,8 +15,8 @@ from .tool_set import PreparedCall, ToolSet
 Recognised = Literal["marker", "bare JSON", "constrained"]  # how a call was found; constrained: the turn had to be one
 
 MAX_BEFORE = 200  # characters of the sentence before bare JSON
-# One sentence or nothing, the begin of a fence or none, JSON, the end of the fence.
-_BARE = re.compile(r"([^{\[`\n]*)\s*(?:```\w*\s*)?([{\[].*[}\]])\s*(?:```)?\s*", re.DOTALL)
+# One sentence or nothing, and the begin of a fence or none, before JSON.
+_BEFORE_BARE = re.compile(rf"([^{{\[\n]{{0,{MAX_BEFORE}}}?)\s*(?:```\w*\s*)?(?=[{{\[])")
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,14 @@ def read_calls(text: str, tools: ToolSet, form: CallFormat) -> ReadTurn:
 def _read_bare(text: str, tools: ToolSet, form: CallFormat) -> ReadTurn:
     none = ReadTurn(text.strip(), [], "bare JSON")
     whole = text.strip()
-    if form.after.strip():
-        whole = whole.removesuffix(form.after.strip())
-    match = _BARE.fullmatch(whole)
-    if match is None:
-        return none
-    sentence = match[1].strip()
-    if len(sentence) > MAX_BEFORE or re.search(r"[.!?]\s+\S", sentence):
+    if form.after.strip():  # some models leave the begin out
+        whole = whole.removesuffix(form.after.strip()).rstrip()
+    whole = whole.removesuffix("```")
+    match = _BEFORE_BARE.match(whole)
+    if match is None or re.search(r"[.!?]\s+\S", sentence := match[1].strip()):
         return none
     try:
-        values = _json_values(match[2])
-        calls = [_bare_call(value, tools, form) for value in values]
+        calls = [_bare_call(value, tools, form) for value in _json_values(whole[match.end() :].rstrip())]
     except (ValueError, RecursionError):
         return none
     return ReadTurn(sentence, calls, "bare JSON") if calls else none

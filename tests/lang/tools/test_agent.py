@@ -418,7 +418,7 @@ WEATHER = {"name": "get_weather", "arguments": {"city": "Oslo {}[]"}}
 @pytest.mark.parametrize("name", ["hermes", "json", "llama3_json"])
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize(
-    "fence", ["{}", "```json\n{}\n```", "```\n{}```", "Let me add these.\n{}", "Sure:\n```json\n{}\n```\n"]
+    "fence", ["{}", "```json\n{}\n```", "```\n{}```", "I will use the `add` tool.\n\n{}", "Sure:\n```json\n{}\n```\n"]
 )
 @pytest.mark.parametrize("values", [[ADD], [ADD, WEATHER]])
 def test_json_that_is_the_whole_answer_is_a_call(name: str, indent: int | None, fence: str, values: list[Any]) -> None:
@@ -431,7 +431,7 @@ def test_json_that_is_the_whole_answer_is_a_call(name: str, indent: int | None, 
             (one["name"], one["arguments"]) for one in values
         ], text
         assert recognised == "bare JSON"
-        assert said in ("", "Let me add these.", "Sure:")
+        assert said in ("", "I will use the `add` tool.", "Sure:")
 
 
 @pytest.mark.parametrize(
@@ -454,11 +454,13 @@ def test_json_that_is_the_whole_answer_is_a_call(name: str, indent: int | None, 
         "[" * 5000 + "]" * 5000,
         "{" * 5000 + "}" * 5000,
         "Two calls: {call} or {call}",
+        " " * 50_000 + "{" + " " * 50_000 + "x",
+        "}" * 50_000,
     ],
 )
 def test_an_answer_that_only_shows_such_json_is_text(text: str) -> None:
     text = text.replace("{call}", json.dumps(ADD))
-    assert read_calls(text, ToolSet(TOOLS), call_format("hermes"))[:2] == (text, [])
+    assert read_calls(text, ToolSet(TOOLS), call_format("hermes"))[:2] == (text.strip(), [])
 
 
 @pytest.mark.parametrize("left", ["begin", "end"])
