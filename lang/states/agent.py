@@ -19,7 +19,17 @@ from ..expressions.lowering import Defaults
 from ..expressions.primitives import gen, role
 from ..operations.operation_log import OperationLog
 from ..operations.state_handle import StateHandle
-from ..tools.call_format import CallFormat, InvalidCall, call_format, described, read_calls, structural_tag
+from ..tools.call_format import (
+    CALL_FORMATS,
+    CallFormat,
+    InvalidCall,
+    ReadTurn,
+    Recognised,
+    call_format,
+    described,
+    read_calls,
+    structural_tag,
+)
 from ..tools.call_patterns import PROMPT, CallRecord
 from ..tools.declaration import AnyTool
 from ..tools.tool_set import (
@@ -33,13 +43,14 @@ from ..tools.tool_set import (
     tool_set,
     was_cut_off,
 )
+from ..types.result_types import ReasoningFormat, reasoning_format
 from .early_calls import EarlyCall, EarlyCalls
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
-StoppedBy = Literal["answer", "until", "max_steps", "max_tokens"]
+StoppedBy = Literal["answer", "until", "max_steps", "max_tokens", "invalid_call"]
 
 
 class AgentState(Protocol):
@@ -64,16 +75,22 @@ class AgentCall:
     error: str | None
     seconds: float
     saved: float = 0.0  # seconds of these in which the model still wrote the turn
+    recognised: Recognised = "marker"  # how the call was found in the model's text
 
 
 @dataclass(frozen=True)
 class AgentResult:
-    """The end of an agent: the model's last words, and every call that it made."""
+    """The end of an agent: the model's last words, its thoughts in each turn, and every call that it made.
+
+    `hint` says what to try where the model called no tool at all.
+    """
 
     answer: str
     steps: int
     calls: tuple[AgentCall, ...]
     stopped_by: StoppedBy
+    reasoning: tuple[str, ...] = ()
+    hint: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -93,6 +110,9 @@ class AgentOptions:
     given_format: str | CallFormat
     result_role: str
     constrained: bool
+    tool_choice: str
+    call_retries: int
+    given_reasoning: str | None
     sampling: dict[str, Any]  # by the names of `run`
 
     def __post_init__(self) -> None:
@@ -114,10 +134,26 @@ class AgentOptions:
             raise RequestError(f"constrained must be True or False, got {self.constrained!r}", param="constrained")
         if errors not in ("text", "raise"):
             raise RequestError(f"tool_errors must be 'text' or 'raise', got {errors!r}", param="tool_errors")
+        if self.tool_choice not in ("auto", "required", *self.tools.tools):
+            raise RequestError(
+                f"tool_choice must be 'auto', 'required' or a tool's name ({', '.join(self.tools.tools)}), got "
+                f"{self.tool_choice!r}",
+                param="tool_choice",
+            )
+        if self.tool_choice != "auto" and not self.constrained:
+            raise RequestError(
+                f"tool_choice={self.tool_choice!r} constrains the first turn: leave constrained=False out",
+                param="tool_choice",
+            )
+        if type(self.call_retries) is not int or self.call_retries < 0:
+            raise RequestError(
+                f"call_retries must be an integer of 0 or more, got {self.call_retries!r}", param="call_retries"
+            )
         for name in self.sampling:
             if name not in RUN_ARGUMENTS or name == "n":
                 raise RequestError(f"an agent takes gen's sampling arguments but n, and no {name}", param=name)
         assert self.form  # raises for a format that is none
+        assert self.reasoning is None or self.reasoning.end  # the same
 
     @functools.cached_property
     def tools(self) -> ToolSet:
@@ -126,6 +162,26 @@ class AgentOptions:
     @functools.cached_property
     def form(self) -> CallFormat:
         return call_format(self.given_format)
+
+    @functools.cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        return None if self.given_reasoning is None else reasoning_format(self.given_reasoning, "reasoning")
+
+    def read(self, text: str, *, is_forced: bool) -> tuple[str, ReadTurn]:
+        """Return the thoughts at the beginning of a turn's text, and the rest as text and calls."""
+        form, thought = self.reasoning, ""
+        # A mark further on is text, such as an argument.
+        if form is not None and not is_forced and (form.begins_inside or text.lstrip().startswith(form.start)):
+            thought, text = form.split(text)
+        turn = read_calls(text, self.tools, self.form)
+        return thought, turn._replace(recognised="constrained") if is_forced else turn
+
+    def hint(self) -> str:
+        """Return what to try where the model called no tool."""
+        tried = [] if self.form == CALL_FORMATS["json"] else ['call_format="json", if it writes calls as plain JSON']
+        if self.tool_choice == "auto":
+            tried.append('tool_choice="required", which makes the first turn a call')
+        return f"the model called no tool; where it should have, try {', or '.join(tried)}"
 
     @property
     def has_early_tools(self) -> bool:
@@ -179,27 +235,37 @@ async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> A
 
 
 async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waiting, early: EarlyCalls) -> AgentResult:
-    turn = _turn(state, options)
+    first, further = _turn(state, options, options.tool_choice), _turn(state, options, "auto")
     speculates = _speculates(state, options)
     made: list[AgentCall] = []
+    reasoning: list[str] = []
     before = [PROMPT]
     answer = ""
+    num_invalid = 0  # turns with an invalid call, one after the other
+
+    def result(stopped_by: StoppedBy) -> AgentResult:
+        hint = None if made else options.hint()
+        return AgentResult(answer, len(reasoning), tuple(made), stopped_by, tuple(reasoning), hint)
+
     for step in range(1, options.max_steps + 1):
         for name, arguments in options.tools.patterns.predict(before) if speculates else ():
             if options.tools.tools[name].speculate:
                 early.begin_predicted(name, arguments)
+        is_forced = options.tool_choice != "auto" and all(call.name is None for call in made)
+        turn = first if is_forced else further
         state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
         op = len(state._log.operations) - 2
         if turn.streamed:
             early.watch(state._log, op)
         done = await waiting.answer(op)
-        answer, found = read_calls(done.text, options.tools, options.form)
+        thought, (answer, found, recognised) = options.read(done.text, is_forced=is_forced)
+        reasoning.append(thought)
         prepared = [call for call in found if isinstance(call, PreparedCall)]
         if speculates:
             options.tools.patterns.learn(before, [(call.tool.name, json.loads(call.key)) for call in prepared])
         if not found:
-            return AgentResult(answer, step, tuple(made), "max_tokens" if was_cut_off(done) else "answer")
-        calls = _append_results(state, options, found, done, early)
+            return result("max_tokens" if was_cut_off(done) else "answer")
+        calls = _append_results(state, options, found, recognised, done, early)
         cancelled = early.end_turn()
         try:
             await waiting.make(calls)
@@ -216,8 +282,11 @@ async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waitin
                 except RamiformError as error:  # with the program's line
                     raise error from call.outcome.cause
         if options.until is not None and await waiting.is_true(options.until):
-            return AgentResult(answer, step, tuple(made), "until")
-    return AgentResult(answer, options.max_steps, tuple(made), "max_steps")
+            return result("until")
+        num_invalid = num_invalid + 1 if len(prepared) < len(found) else 0
+        if num_invalid > options.call_retries:
+            return result("invalid_call")
+    return result("max_steps")
 
 
 @dataclass(frozen=True)
@@ -400,14 +469,14 @@ def _first_message(state: AgentState) -> session.RoleBegin | None:
     return None
 
 
-def _turn(state: AgentState, options: AgentOptions) -> GenExpr:
-    """Return the gen of a turn: free text, in which every call that is begun is valid."""
+def _turn(state: AgentState, options: AgentOptions, choice: str) -> GenExpr:
+    """Return the gen of a turn: free text, in which every call that is begun is valid, or by `choice` calls alone."""
     sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
     if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
         sampling["max_tokens"] = MAX_TOKENS
     turn = gen(**sampling)
     assert isinstance(turn, GenExpr)
-    tag = structural_tag(options.tools, options.form) if options.constrained else None
+    tag = structural_tag(options.tools, options.form, choice) if options.constrained else None
     return replace(turn, structural_tag=tag, streamed=options.has_early_tools)
 
 
@@ -421,6 +490,7 @@ def _append_results(
     state: AgentState,
     options: AgentOptions,
     found: Sequence[PreparedCall | InvalidCall],
+    recognised: Recognised,
     done: session.Done,
     early: EarlyCalls,
 ) -> list[_MadeCall]:
@@ -429,7 +499,7 @@ def _append_results(
     handle = state._handle
     turn_ended = state._log.answered_at[done.op]
     for index, call in enumerate(found):
-        outcome = ToolOutcome()
+        outcome = ToolOutcome(recognised=recognised)
         make: Callable[[], Any] | None = None
         operations: list[session.Operation] = [session.RoleBegin(options.result_role), session.Ask(), session.RoleEnd()]
         op = handle.append(operations) + 1

@@ -138,7 +138,7 @@ class EarlyCall:
             if pending is not None:
                 await pending
             return
-        vars(outcome).update(vars(early))
+        vars(outcome).update(vars(early) | {"recognised": outcome.recognised})
         outcome.saved = min(early.seconds, max(0.0, turn_ended - self._began))
 
     def _begin(self) -> tuple[ToolOutcome, Any]:

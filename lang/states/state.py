@@ -193,6 +193,9 @@ class ProgramState(ReadableState):
         call_format: str | CallFormat = "hermes",
         result_role: str = "tool",
         constrained: bool = True,
+        tool_choice: str = "auto",
+        call_retries: int = 2,
+        reasoning: str | None = "qwen3",
         **sampling: Any,
     ) -> AgentResult:
         """Let the model answer in turns of text and tool calls, until it answers without a call; wait for the end.
@@ -200,12 +203,26 @@ class ProgramState(ReadableState):
         `prompt` is a user's message, appended first. The calls of a turn run at the same time. Their results are
         appended in order, as messages of `result_role`. `until(s)` is asked after each turn with calls. The result's
         `finished` is False where `max_steps` turns or `max_tokens` ended it. Without `constrained` nothing holds the
-        model to valid calls. Raises RequestError for invalid options.
+        model to valid calls. An invalid call is answered with the reason; after `call_retries` further turns in a row
+        that have one too, the agent ends. `tool_choice` "required", or a tool's name, makes turns calls until one is
+        made. `reasoning` names the marks of thoughts, as `separate_reasoning` does. Raises RequestError for invalid
+        options.
         """
         from .agent import AgentOptions, run_agent
 
         options = AgentOptions(
-            tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
+            tools,
+            prompt,
+            max_steps,
+            until,
+            tool_errors,
+            call_format,
+            result_role,
+            constrained,
+            tool_choice,
+            call_retries,
+            reasoning,
+            sampling,
         )
         return run_agent(self, options)
 
@@ -220,13 +237,27 @@ class ProgramState(ReadableState):
         call_format: str | CallFormat = "hermes",
         result_role: str = "tool",
         constrained: bool = True,
+        tool_choice: str = "auto",
+        call_retries: int = 2,
+        reasoning: str | None = "qwen3",
         **sampling: Any,
     ) -> AgentResult:
         """Do as `agent` does, in an event loop. `until` may be async."""
         from .agent import AgentOptions, run_agent_async
 
         options = AgentOptions(
-            tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
+            tools,
+            prompt,
+            max_steps,
+            until,
+            tool_errors,
+            call_format,
+            result_role,
+            constrained,
+            tool_choice,
+            call_retries,
+            reasoning,
+            sampling,
         )
         return await run_agent_async(self, options)
 

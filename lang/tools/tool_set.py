@@ -42,6 +42,7 @@ class ToolOutcome:
     seconds: float = 0.0  # that the function took
     cause: Exception | None = None  # of the error
     saved: float = 0.0  # seconds of these in which the model still wrote the turn
+    recognised: str | None = None  # how an agent found the call in the model's text
 
     def meta(self) -> dict[str, Any]:
         """Return the `tool_call` of the variable's meta info."""
@@ -55,8 +56,9 @@ class ToolOutcome:
 
     def label(self) -> str:
         """Return what traces show of the call."""
+        how = f", {self.recognised}" if self.recognised else ""
         early = f", {self.saved:.3f} s early" if self.saved else ""
-        return f"tool call{early}" if self.name is None else f"tool {self.name}{early}"
+        return f"tool {'call' if self.name is None else self.name}{how}{early}"
 
     def to_error(self) -> RequestError:
         """Return the error for a program whose tools may not fail."""

@@ -153,13 +153,13 @@ MODEL_TYPES = {
 }
 
 
-def reasoning_format(model_type: str) -> ReasoningFormat:
-    """Return the format of a model type. Raises RequestError for an unknown one."""
+def reasoning_format(model_type: str, param: str = "model_type") -> ReasoningFormat:
+    """Return the format of a model type. Raises RequestError, which names `param`, for an unknown one."""
     try:
         return MODEL_TYPES[model_type.lower()]
     except (KeyError, AttributeError):
         raise RequestError(
-            f"model_type must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}", param="model_type"
+            f"{param} must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}", param=param
         ) from None
 
 

@@ -13,7 +13,7 @@ import pytest
 import ramiform
 from ramiform import AgentResult, CallFormat, ProgramState, RequestError, Scripted, assistant, gen, system, tool, user
 from ramiform.lang.tools.call_format import InvalidCall, call_format, read_calls, structural_tag
-from ramiform.lang.tools.tool_set import ToolSet
+from ramiform.lang.tools.tool_set import PreparedCall, ToolSet
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.sampling import Constraint
@@ -271,6 +271,12 @@ def test_only_the_first_message_offers_tools() -> None:
         ({"temprature": 0}, "temprature"),
         ({"result_role": ""}, "result_role"),
         ({"constrained": 1}, "constrained"),
+        ({"tool_choice": "divide"}, "tool_choice"),
+        ({"tool_choice": None}, "tool_choice"),
+        ({"tool_choice": "add", "constrained": False}, "tool_choice"),
+        ({"call_retries": -1}, "call_retries"),
+        ({"call_retries": True}, "call_retries"),
+        ({"reasoning": "loud"}, "reasoning"),
         ({"tools": []}, "tools"),
         ({"tools": [{"name": "f"}]}, "tools"),
     ],
@@ -344,7 +350,7 @@ def test_traces_show_the_tools_of_agents_by_name(is_async: bool) -> None:
     program = ramiform.function(async_body if is_async else lambda s: s.agent(TOOLS, "Go."))
     state = program.run(trace=True, backend=Scripted([call("add", a=1, b=2) + call("multiply", a=1, b=2), "Done."]))
     asked = [event for event in state.trace.events if event.kind == "ask"]
-    assert [event.label for event in asked] == ["tool add", "tool multiply"]
+    assert [event.label for event in asked] == ["tool add, marker", "tool multiply, marker"]
     assert all(event.end is not None and event.end >= event.start for event in asked)
 
 
@@ -369,14 +375,15 @@ def test_calls_are_read_where_they_stand(name: str) -> None:
         return form.before + json.dumps({"name": tool_name, form.arguments: arguments}) + form.after
 
     text = f"First {written('add', a=1, b=2)}\n{written('get_weather', city='</tool_call>')} and then."
-    said, calls = read_calls(text, tools, form)
+    said, calls, recognised = read_calls(text, tools, form)
+    assert recognised == ("marker" if name == "hermes" else "bare JSON")
     assert [(one.tool.name, one.arguments) for one in calls if not isinstance(one, InvalidCall)] == [
         ("add", {"a": 1, "b": 2}),
         ("get_weather", {"city": "</tool_call>"}),
     ]
     assert said.split() == ["First", "and", "then."]
-    assert read_calls("No call.", tools, form) == ("No call.", [])
-    _, [cut] = read_calls(written("add", a=1, b=2)[:-20], tools, form)
+    assert read_calls("No call.", tools, form)[:2] == ("No call.", [])
+    _, [cut], _ = read_calls(written("add", a=1, b=2)[:-20], tools, form)
     assert isinstance(cut, InvalidCall)
 
 
@@ -400,6 +407,160 @@ def test_the_constraint_lets_text_through_and_valid_calls_only(form: CallFormat)
     assert is_accepted(f"So: {good} and {written(tuple(tools.tools)[1], {'x': None})} then")
     for bad in (written("add", {"a": 1}), written("sub", {"a": 1, "b": 2}), written("add", {"a": 1, "b": "2"})):
         assert not is_accepted(bad)
+
+
+# Calls without marks, invalid calls, thoughts
+
+ADD = {"name": "add", "arguments": {"a": 2, "b": 3}}
+WEATHER = {"name": "get_weather", "arguments": {"city": "Oslo {}[]"}}
+
+
+@pytest.mark.parametrize("name", ["hermes", "json", "llama3_json"])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    "fence", ["{}", "```json\n{}\n```", "```\n{}```", "I will use the `add` tool.\n\n{}", "Sure:\n```json\n{}\n```\n"]
+)
+@pytest.mark.parametrize("values", [[ADD], [ADD, WEATHER]])
+def test_json_that_is_the_whole_answer_is_a_call(name: str, indent: int | None, fence: str, values: list[Any]) -> None:
+    written = "\n".join(json.dumps(one, indent=indent) for one in values)
+    for text in (fence.replace("{}", written, 1), fence.replace("{}", json.dumps(values, indent=indent), 1)):
+        if name == "llama3_json" and indent is None:
+            text = text.replace('"arguments"', '"parameters"')
+        said, calls, recognised = read_calls(text, ToolSet(TOOLS), call_format(name))
+        assert [(one.tool.name, one.arguments) for one in calls if isinstance(one, PreparedCall)] == [
+            (one["name"], one["arguments"]) for one in values
+        ], text
+        assert recognised == "bare JSON"
+        assert said in ("", "I will use the `add` tool.", "Sure:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "To add two numbers, one writes {call}, and the tool answers.",
+        "First, think. Then write this:\n{call}",
+        "{call}\nThis is what a call looks like.",
+        "Here is the JSON:\n```json\n{call}\n```\nUse it well.",
+        '{"answer": 5}',
+        '{"name": "Ann", "age": 5}',
+        '{"name": "add", "arguments": {"a": 2, "b": 3}, "result": 5}',
+        '{"name": "add", "arguments": "2, 3"}',
+        '{"name": "add"}',
+        '["add", 2, 3]',
+        "[]",
+        "[2, 3]",
+        "5",
+        '{"name": "add", "arguments": {"a": 2, "b"',
+        "[" * 5000 + "]" * 5000,
+        "{" * 5000 + "}" * 5000,
+        "Two calls: {call} or {call}",
+        " " * 50_000 + "{" + " " * 50_000 + "x",
+        "}" * 50_000,
+    ],
+)
+def test_an_answer_that_only_shows_such_json_is_text(text: str) -> None:
+    text = text.replace("{call}", json.dumps(ADD))
+    assert read_calls(text, ToolSet(TOOLS), call_format("hermes"))[:2] == (text.strip(), [])
+
+
+@pytest.mark.parametrize("left", ["begin", "end"])
+def test_a_call_that_lacks_one_of_its_marks_is_a_call(left: str) -> None:
+    text = call("add", a=2, b=3)
+    text = text.removeprefix("<tool_call>\n") if left == "begin" else text.removesuffix("\n</tool_call>")
+    state = run([text, "Five."])
+    [made] = state.ret_value.calls
+    assert (made.result, made.recognised) == ({"result": 5}, "bare JSON" if left == "begin" else "marker")
+    assert state.ret_value.answer == "Five."
+
+
+@both
+def test_the_result_and_the_trace_say_how_calls_were_recognised(is_async: bool) -> None:
+    async def async_body(s: ProgramState) -> AgentResult:
+        return await s.agent_async(TOOLS, "Go.")
+
+    program = ramiform.function(async_body if is_async else lambda s: s.agent(TOOLS, "Go."))
+    state = program.run(trace=True, backend=Scripted([json.dumps(ADD), call("add", a=1, b=1), "Done."]))
+    assert [one.recognised for one in state.ret_value.calls] == ["bare JSON", "marker"]
+    labels = [event.label for event in state.trace.events if event.kind == "ask"]
+    assert labels == ["tool add, bare JSON", "tool add, marker"]
+
+
+@both
+@pytest.mark.parametrize("wrong", [{"name": "nothing", "arguments": {}}, {"name": "add", "arguments": {"a": "x"}}])
+def test_an_invalid_call_is_told_to_the_model_and_tried_again_twice(is_async: bool, wrong: Any) -> None:
+    state = run([json.dumps(wrong), call(**wrong), json.dumps(ADD), "Five."], is_async=is_async)
+    result: AgentResult = state.ret_value
+    assert [one.name for one in result.calls] == [None, None, "add"]
+    assert all("is not a call" in (one.error or "") for one in result.calls[:2])
+    assert (result.answer, result.steps, result.stopped_by) == ("Five.", 4, "answer")
+    assert state.messages()[2] == {"role": "tool", "content": result.calls[0].text}
+
+    result = run([json.dumps(wrong)] * 3, is_async=is_async).ret_value
+    assert (result.steps, result.finished, result.stopped_by) == (3, False, "invalid_call")
+    assert run([json.dumps(wrong)], is_async=is_async, call_retries=0).ret_value.steps == 1
+
+
+def test_thoughts_and_a_call_in_one_answer_both_survive() -> None:
+    turns = [
+        f"<think>\nI could write {call('fails', why='never')}.\n</think>\n\nLet me see.\n{call('add', a=2, b=3)}",
+        f"<think>\nNow once more.</think>{json.dumps(ADD)}",
+        call("get_weather", city="<think>x</think>"),
+        "<think>\n\n</think>\n\nIt is 5.",
+    ]
+    state = run(turns)
+    result: AgentResult = state.ret_value
+    assert [(one.name, one.recognised) for one in result.calls] == [
+        ("add", "marker"),
+        ("add", "bare JSON"),
+        ("get_weather", "marker"),
+    ]
+    assert result.calls[2].arguments == {"city": "<think>x</think>"}
+    assert result.reasoning == (f"I could write {call('fails', why='never')}.", "Now once more.", "", "")
+    assert result.answer == "It is 5."
+    assert [one["content"] for one in state.messages() if one["role"] == "assistant"] == turns
+    inside = run([f"Hm.</think>{call('add', a=1, b=1)}", "2</think>Two."], reasoning="deepseek-r1").ret_value
+    assert (inside.reasoning, inside.answer, len(inside.calls)) == (("Hm.", "2"), "Two.", 1)
+    assert run(["<think>x</think>y"], reasoning=None).ret_value.answer == "<think>x</think>y"
+
+
+def test_an_agent_whose_model_never_calls_says_what_to_try() -> None:
+    hint = run(["It is sunny."]).ret_value.hint
+    assert 'call_format="json"' in hint
+    assert 'tool_choice="required"' in hint
+    assert 'call_format="json"' not in run(["It is sunny."], call_format="json").ret_value.hint
+    assert run([call("add", a=1, b=2), "Three."]).ret_value.hint is None
+
+
+@pytest.mark.parametrize("form", ["hermes", "json"])
+def test_with_tool_choice_the_first_turn_is_calls_alone(form: str) -> None:
+    def accepts(choice: str, text: str) -> bool:
+        tag = structural_tag(ToolSet([add, get_weather]), call_format(form), choice)
+        constraint = Constraint("structural_tag", tag, additional_properties="closed")
+        matcher = (
+            GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256]).get(constraint).result().matcher()
+        )
+        return all(map(matcher.accept, text.encode())) and matcher.is_accepting()
+
+    one, other = (call_format(form).before + json.dumps(each) + call_format(form).after for each in (ADD, WEATHER))
+    assert accepts("required", one)
+    assert accepts("required", f"{one}\n{other}")
+    assert accepts("add", one)
+    assert not accepts("add", other)
+    assert not accepts("required", "")
+    assert not accepts("required", f"Well. {one}")
+    assert accepts("auto", f"Well. {one}")
+
+
+def test_the_model_that_ships_must_call_once_where_it_would_not(backend: ramiform.Runtime) -> None:
+    def body(s: ProgramState, choice: str) -> AgentResult:
+        s += system("You are a helpful assistant.", tools=[get_weather, add])
+        return s.agent([get_weather, add], "Hello!", temperature=0, tool_choice=choice, max_steps=3)
+
+    states = ramiform.function(body).run_batch([{"choice": choice} for choice in ("auto", "required", "add")])
+    free, forced, named = [state.ret_value for state in states]
+    assert free.calls == ()
+    assert forced.calls[0].recognised == named.calls[0].recognised == "constrained"
+    assert named.calls[0].name == "add"
 
 
 # On the model that ships

@@ -92,7 +92,7 @@ def test_a_pure_tool_begins_before_its_turn_ends_and_others_after(
     assert "ms saved by early tools" in str(state.trace)
     assert "ms early" in str(state.trace)
     [*_, label] = [event.label for event in state.trace.events if event.kind == "ask"]
-    assert label.startswith("tool look, 0.")
+    assert label.startswith("tool look, marker, 0.")
 
 
 def test_an_agent_without_pure_tools_streams_nothing(endpoint: Any, frontend: Any) -> None:
@@ -354,7 +354,7 @@ def test_calls_are_found_in_a_text_that_grows_as_in_the_whole(name: str) -> None
             text += draw.choice([written, written, "some words ", form.before + "no call" + form.after])
         reader = CallReader(form)
         found = [json.loads(one) for piece in in_pieces(text, draw) for one in reader.feed(piece)]
-        _, calls = read_calls(text, tools, form)
+        _, calls, _ = read_calls(text, tools, form)
         whole = [{"name": c.tool.name, form.arguments: c.arguments} for c in calls if not isinstance(c, InvalidCall)]
         assert found == whole
 
