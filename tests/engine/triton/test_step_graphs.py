@@ -374,7 +374,7 @@ def test_rows_of_graphs_read_their_window_pages(tmp_path: Path) -> None:
     engine = build_engine(plain, tmp_path)
     assert engine._runner.pool.windows is not None
     capture = CountedCapture()
-    ours = with_graphs(engine, capture, max_tokens=48, has_windows=True)
+    ours = with_graphs(engine, capture, max_tokens=48)
     ours.warm_up()
     replayed = capture.num_replayed
     got, _, plans = run(requests, engine=ours, **settings)
