@@ -65,7 +65,7 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes
 	$(PYTEST) --dist worksteal -m "not exhaustive and not install" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
-	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
+	$(PYTEST) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)  # else files of one long test come last, on one core
 
 FAILED := tests/.pytest_cache/v/cache/lastfailed
 test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; three at most

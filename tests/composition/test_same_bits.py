@@ -21,7 +21,7 @@ from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
 from ramiform.runtime.speculation.build import build_source
 
-from .alone import TOKENIZER, Got, run
+from .alone import TOKENIZER, Got, make_engine, run
 from .mix import WORDS
 from .test_speculation import Siblings, check
 from .threads import RanksEngine
@@ -60,8 +60,10 @@ def requests() -> list[Generate]:
 @cache
 def plain(kv_dtype: str) -> dict[str, Got]:
     torch.set_num_threads(1)
-    settings = {"deterministic": True, "speculative": "off", "prefix_cache": False, "kv_dtype": kv_dtype}
-    return {request.rid: run([request], **settings)[0][request.rid] for request in requests()}
+    settings: dict[str, Any] = {"deterministic": True, "speculative": "off", "prefix_cache": False}
+    settings["kv_dtype"] = kv_dtype
+    engine = make_engine(CoreConfig(device="cpu", dtype="float32", num_pages=512, **settings), None)
+    return {request.rid: run([request], engine=engine, **settings)[0][request.rid] for request in requests()}
 
 
 def check_cell(source: str, topk: int, kv_dtype: str, *, tp: int = 1, pp: int = 1) -> None:
@@ -116,5 +118,6 @@ def test_ranks_keep_the_bits(source: str, topk: int, kv_dtype: str, tp: int, pp:
     check_cell(source, topk, kv_dtype, tp=tp, pp=pp)
 
 
+@pytest.mark.slow
 def test_guesses_keep_the_bits_where_they_branch() -> None:
     check_cell("siblings", 2, "int8")

@@ -11,23 +11,26 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.linear import DenseLinear
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenDetails
 from ramiform.runtime.scheduler.drafts.tree import DraftTree
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.medusa import MedusaHead, MedusaSource
 
-from .alone import TOKENIZER, AnyTree, Got, run
+from .alone import TOKENIZER, AnyTree, Got, make_engine, run
 from .mix import SCHEMA, WORDS
 
 TOLERANCE = 1e-4
@@ -82,9 +85,22 @@ def crowding_requests() -> list[Generate]:
     ]
 
 
-def plain(requests: list[Generate]) -> dict[str, Got]:
-    """Each alone, without guesses, without a cache."""
-    return {request.rid: run([request], speculative="off", prefix_cache=False)[0][request.rid] for request in requests}
+def plain(requests: Sequence[Generate]) -> dict[str, Got]:
+    """Each alone, without guesses, without a cache; once in a process, whoever asks."""
+    return {request.rid: _alone(msgspec.msgpack.encode(request)) for request in requests}
+
+
+@cache
+def _alone(encoded: bytes) -> Got:
+    request = msgspec.msgpack.decode(encoded, type=Generate)
+    settings: dict[str, Any] = {"speculative": "off", "prefix_cache": False}
+    return run([request], engine=_engine_for_one(), **settings)[0][request.rid]
+
+
+@cache
+def _engine_for_one() -> ForwardEngine:
+    torch.set_num_threads(1)
+    return make_engine(CoreConfig(device="cpu", dtype="float32", num_pages=512, speculative="off"), None)
 
 
 REQUESTS = make_requests(32, seed=5)

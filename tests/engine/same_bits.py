@@ -17,12 +17,13 @@ PAGES = [3, 1, 4, 0, 5, 9, 2, 6]
 class OtherRows:
     """Other rows of a step, of sizes that differ from step to step."""
 
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
+    def __init__(self, seed: int, *, most: int = 5, longest: int = 41) -> None:
+        self._draw, self._most = random.Random(seed), most
+        self._lengths = [1, 1, 3, 20, longest]
 
     def rows(self) -> Iterator[Row]:
-        for index in range(self._draw.randrange(1, 6)):
-            ids = self._draw.choices(range(150), k=self._draw.choice([1, 1, 3, 20, 41]))
+        for index in range(self._draw.randint(1, self._most)):
+            ids = self._draw.choices(range(150), k=self._draw.choice(self._lengths))
             pages = list(range(10 + 3 * index, 13 + 3 * index))
             yield Row(rid=f"other {index}", tokens=ids, first_position=0, pages=pages, sample=SAMPLE)
 
@@ -48,10 +49,11 @@ def results_of(engine: ForwardEngine, chunks: list[int], other_rows: OtherRows |
 
 
 def check_same_bits(engine: ForwardEngine, *, briefly: bool = False) -> None:
-    """Compare the ways of computing the request; `briefly` runs one of each kind."""
+    """Compare the ways of computing the request; `briefly` runs one of each kind, with few and short other rows."""
     alone = results_of(engine, [])
     assert len(alone) == 1 + len(ANSWER)
-    assert results_of(engine, [7, 21], OtherRows(1)) == alone
+    other_rows = OtherRows(1, most=2, longest=9) if briefly else OtherRows(1)
+    assert results_of(engine, [7, 21], other_rows) == alone
     assert results_of(engine, [44])[:1] == alone[:1]  # as on a warm cache: only the last token is computed
     if briefly:
         return

@@ -13,7 +13,7 @@ from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
-from .anthropic.messages import MessagesApi
+from .anthropic.messages import MessagesApi, MessagesErrorAnswer
 from .dashboard.access import PageAccess
 from .dashboard.constraint import ConstraintApi
 from .dashboard.records import RecordsApi
@@ -32,7 +32,7 @@ from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
 from .native.sessions import SessionsApi, SessionStore
 from .ollama.models import OllamaModelsApi
-from .ollama.routes import OllamaApi
+from .ollama.routes import OllamaApi, OllamaErrorAnswer
 from .openai.chat import ChatApi
 from .openai.completions import CompletionsApi
 from .openai.constrained import ConstrainedApi
@@ -66,7 +66,8 @@ def create_app(
     )
     app.state.core = generator.core  # body limits depend on the model's context
     errors.install_error_handlers(app)
-    openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())
+    answers = openapi.schemas_of(errors.ErrorAnswer, MessagesErrorAnswer, OllamaErrorAnswer)
+    openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas() | answers)
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
     chat_service = ChatService(
         generator,

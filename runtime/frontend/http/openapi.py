@@ -7,11 +7,23 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 
+def schemas_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schemas of answers and their parts, by name."""
+    _, found = models_json_schema(
+        [(model, "serialization") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    schemas: dict[str, Any] = found["$defs"]
+    return schemas
+
+
 def install_openapi(app: FastAPI, *, has_keys: bool, schemas: dict[str, Any]) -> None:
-    """Remove FastAPI's own 422 responses; add the API key, and `schemas` of bodies that FastAPI does not read.
+    """Remove FastAPI's own 422 responses; add the API key, and `schemas` of bodies and answers that FastAPI does not
+    know.
 
     Also adds the document's route. It needs no key, so it must be cheap: the document is encoded once.
     """

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "random_steps.py"
 @pytest.fixture(scope="module")
 def counts() -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-P", str(SCRIPT), "1000"]
+    command = [sys.executable, "-P", str(SCRIPT), "400"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=600)
     return dict(json.loads(done.stdout))
 
@@ -32,7 +32,7 @@ def test_kernels_are_compiled_at_start_only(counts: dict[str, Any]) -> None:
 
 
 def test_most_steps_are_graphs_which_allocate_nothing(counts: dict[str, Any]) -> None:
-    assert counts["steps by graph"] > 800
+    assert counts["steps by graph"] > 320
     assert counts["allocations in steps by graph"] == 0
 
 

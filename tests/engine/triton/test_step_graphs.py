@@ -1,6 +1,7 @@
 """Decode steps on static buffers, padded to a few numbers of rows. Judge: the same rows, computed without graphs.
 
-Without a GPU a "graph" calls the function that would have been captured.
+Without a GPU a "graph" calls the function that would have been captured, and the judge computes by plain torch, because
+Triton's interpreter takes seconds for a step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ramiform.runtime.engine.paths.step_graphs import (
     graph_sizes,
     row_shapes,
 )
-from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.config import CoreConfig, KernelsName
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import PENDING, DraftNode, ForwardPlan, Row, RowResult, Sample, Score
@@ -65,11 +66,15 @@ class CountedCapture:
         return again
 
 
-def plain_engine(checkpoint: Path) -> ForwardEngine:
+def plain_engine(checkpoint: Path, kernels: KernelsName = "triton") -> ForwardEngine:
     config = CoreConfig(
-        device="cuda" if GPU else "cpu", dtype="float32", num_pages=60, kernels="triton", cuda_graphs=False
+        device="cuda" if GPU else "cpu", dtype="float32", num_pages=60, kernels=kernels, cuda_graphs=False
     )
     return build_engine(config, checkpoint)
+
+
+def judging_engine(checkpoint: Path) -> ForwardEngine:
+    return plain_engine(checkpoint, "triton" if GPU else "reference")
 
 
 def with_graphs(engine: ForwardEngine, capture: CountedCapture, **sizes: int) -> ForwardEngine:
@@ -127,7 +132,7 @@ def test_graphs_give_the_results_of_plain_steps(either: Path) -> None:
     engine.warm_up()
     assert capture.num_captured == 2 * len(graph_sizes(5)) - 1  # one row shares nothing
     replayed = capture.num_replayed
-    ours, judge = generate(engine), generate(plain_engine(checkpoint))
+    ours, judge = generate(engine), generate(judging_engine(checkpoint))
     assert capture.num_replayed - replayed == 3  # six rows are too many
     for mine, wanted in zip(ours, judge, strict=True):
         assert [result.tokens for result in mine] == [result.tokens for result in wanted]
@@ -139,7 +144,7 @@ def test_rows_that_share_keys_give_the_results_of_rows_that_do_not(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)
-    ours, judge = plain_engine(checkpoint), plain_engine(checkpoint)
+    ours, judge = plain_engine(checkpoint), judging_engine(checkpoint)
     prefix = random.Random(3).choices(range(150), k=64)
     draw = random.Random(4)
     prompts = [prefix + draw.choices(range(150), k=k) for k in (1, 9, 17)] + [draw.choices(range(150), k=70)]
@@ -278,7 +283,7 @@ def random_rows(draw: random.Random, vocab_size: int) -> list[list[Row]]:
 def test_steps_of_any_rows_give_the_results_of_plain_steps(checkpoint: Path, seed: int) -> None:
     """Between two steps a row's pages grow; a draft's slots are written again."""
     capture = CountedCapture()
-    ours, judge = with_graphs(plain_engine(checkpoint), capture, max_tokens=64), plain_engine(checkpoint)
+    ours, judge = with_graphs(plain_engine(checkpoint), capture, max_tokens=64), judging_engine(checkpoint)
     graphs = ours._runner.graphs
     assert graphs is not None
     with torch.inference_mode():
@@ -325,7 +330,7 @@ def test_sizes_that_memory_does_not_hold_are_left_out(checkpoint: Path, caplog: 
         assert graphs.capture_all() == 3
     assert "no memory for 3 of 6 CUDA graphs: steps of more than 2 rows" in caplog.text
     rows = [Row(rid=str(i), tokens=[i], first_position=0, pages=pages(i), sample=SAMPLE) for i in range(3)]
-    ours, judge = ForwardEngine(EngineParts(model, pool, graphs=graphs)), plain_engine(checkpoint)
+    ours, judge = ForwardEngine(EngineParts(model, pool, graphs=graphs)), judging_engine(checkpoint)
     for num, replays in ((3, 0), (2, 1)):
         replayed = capture.num_replayed
         assert [r.tokens for r in step(ours, rows[:num])] == [r.tokens for r in step(judge, rows[:num])]

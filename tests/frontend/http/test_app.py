@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -204,8 +205,12 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
 def test_the_api_describes_itself() -> None:
     async def main() -> None:
         async with served() as (_, client):
-            paths = (await client.get("/openapi.json")).json()["paths"]
+            response = await client.get("/openapi.json")
+            described = response.json()
+            paths, schemas = described["paths"], described["components"]["schemas"]
             assert {"/generate", "/health", "/tokenize", "/abort_request"} <= set(paths)
+            assert set(re.findall(r'"#/components/schemas/(\w+)"', response.text)) <= set(schemas)
+            assert list(paths["/flush_cache"]["post"]["responses"]["400"]["content"]) == ["application/json"]
 
     run(main())
 

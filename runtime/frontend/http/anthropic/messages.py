@@ -23,7 +23,7 @@ from ...chat.service import ChatService
 from ...core.client import new_rid
 from ...text.offload import offload_if_large
 from ..dialects import ANTHROPIC
-from ..errors import ERROR_RESPONSES
+from ..errors import error_responses
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .body import CountBody, MessagesBody, SystemRole
@@ -57,9 +57,7 @@ class MessagesErrorAnswer(BaseModel):
     error: MessagesErrorDetail
 
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {**response, "model": MessagesErrorAnswer} for status, response in ERROR_RESPONSES.items()
-}
+_RESPONSES = error_responses(MessagesErrorAnswer)
 _STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The message; with `stream`, its events.", "content": {"text/event-stream": {}}},
     **_RESPONSES,

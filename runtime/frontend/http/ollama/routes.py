@@ -25,7 +25,7 @@ from ...chat.request import ChatRequest, ToolCallDelta
 from ...chat.service import ChatService
 from ...text.offload import offload_if_large
 from ..dialects import OLLAMA
-from ..errors import ERROR_RESPONSES
+from ..errors import error_responses
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .body import AnswerBody, OllamaChatBody, OllamaGenerateBody, ServedModelBody
@@ -37,9 +37,7 @@ class OllamaErrorAnswer(BaseModel):
     error: str
 
 
-OLLAMA_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {**response, "model": OllamaErrorAnswer} for status, response in ERROR_RESPONSES.items()
-}
+OLLAMA_RESPONSES = error_responses(OllamaErrorAnswer)
 OLLAMA_STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, its parts, one JSON object a line.",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ramiform.constrained import GrammarError, PropertyOrder, SchemaOptions
 from ramiform.constrained.schema.listed.evaluation import satisfies
 from ramiform.constrained.schema.listed.values import given_value
-from ramiform.tests.constrained.strategies import SEEDS
+from ramiform.tests.constrained.strategies import SEEDS, many
 from ramiform.tests.constrained.walks import accepts
 
 from ..oracle_jsonschema import (
@@ -187,7 +187,7 @@ def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> No
 
 
 @pytest.mark.slow
-@MANY
+@many(60)
 @given(seed=SEEDS, number=st.sampled_from([2, 5, 30]))
 def test_given_numbers_are_told_apart_from_others(seed: int, number: int) -> None:
     rng = random.Random(seed)
