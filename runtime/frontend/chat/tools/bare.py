@@ -133,7 +133,7 @@ class BareCalls:
 def _patterns(
     unmarked: str | None, names: tuple[str, ...]
 ) -> tuple[regex.Pattern[str] | None, regex.Pattern[str], regex.Pattern[str]]:
-    """Return the patterns of a call's begin in the format's own form, of any call's, and of an answer that may be one."""
+    """Return patterns of how a call in the format's form begins, any call, and an answer that may be one."""
     own = None if unmarked is None else unmarked.replace("NAME", f"(?:{'|'.join(map(regex.escape, names))})")
     written = rf"{_FENCE}(?:{_JSON if own is None else f'{_JSON}|{own}'})"
     begin = regex.compile(rf"\s*+(?P<said>{_SENTENCE})?(?P<call>{written})")

@@ -17,7 +17,7 @@ from .readers import (
     INVOKE,
     QWEN3_CODER,
     STEPTML,
-    TagFormat,
+    TagGrammar,
     glm_values,
     read_apertus,
     read_deepseek,
@@ -103,7 +103,7 @@ class _ReadFormat:
     unmarked: str | None = None
 
 
-def _tags(name: ToolFormatName, begin: str, end: str, tags: TagFormat) -> _ReadFormat:
+def _tags(name: ToolFormatName, begin: str, end: str, tags: TagGrammar) -> _ReadFormat:
     return _ReadFormat(name, begin, end, tags.read, tags.values, (tags.opening, tags.closing))
 
 

@@ -66,7 +66,7 @@ def read_mistral(text: str) -> tuple[list[ToolCall], int]:
 
 
 @dataclass(frozen=True)
-class TagFormat:
+class TagGrammar:
     """Calls as tags: `call` names the tag of a call and `parameter` that of an argument, whose text is the value.
 
     A name stands between `equals` and `name_end`. A value may lack its closing tag: the next argument ends it, or the
@@ -126,14 +126,14 @@ class TagFormat:
         return value if is_closed else value.removesuffix("\n")
 
 
-class LineTagFormat(TagFormat):
+class LineTagGrammar(TagGrammar):
     """Tags whose values stand on lines of their own."""
 
     def trimmed(self, value: str, *, is_closed: bool) -> str:
         return value.removeprefix("\n").removesuffix("\n")
 
 
-class DsmlFormat(TagFormat):
+class DsmlGrammar(TagGrammar):
     """Tags of DeepSeek V3.2. A parameter's attribute `string` says whether it is a text or JSON."""
 
     def read(self, text: str) -> tuple[list[ToolCall], int]:
@@ -150,10 +150,10 @@ class DsmlFormat(TagFormat):
         return ToolCall(call.name, json_text(arguments))
 
 
-QWEN3_CODER = LineTagFormat("function", "parameter")
-INVOKE = TagFormat("invoke", "parameter", ' name="', '">')
-STEPTML = TagFormat("steptml:invoke", "steptml:parameter", ' name="', '">')
-DSML = DsmlFormat("｜DSML｜invoke", "｜DSML｜parameter", ' name="', '">')
+QWEN3_CODER = LineTagGrammar("function", "parameter")
+INVOKE = TagGrammar("invoke", "parameter", ' name="', '">')
+STEPTML = TagGrammar("steptml:invoke", "steptml:parameter", ' name="', '">')
+DSML = DsmlGrammar("｜DSML｜invoke", "｜DSML｜parameter", ' name="', '">')
 
 
 def glm_values(prefix: str = "", block: str = "tool_call") -> str:
