@@ -65,7 +65,7 @@ def get_price(item: str) -> dict[str, object]:
 @ramiform.function
 def ask(s: ProgramState, question: str, options: dict[str, Any]) -> AgentResult:
     s += system("You are a helpful assistant.", tools=[get_weather, get_price])
-    return s.agent([get_weather, get_price], question, max_steps=6, max_tokens=64, temperature=0, **options)
+    return s.agent([get_weather, get_price], question, max_repeats=1, max_tokens=64, temperature=0, **options)
 
 
 def is_called(question: Question, result: AgentResult) -> bool:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
+ANSWER = "Answer the question in a sentence, from the result of the tool."  # asked of a model that repeats a call
 WORDS = r"[^\s{\[<`][^{]*"  # no call in any form
 StoppedBy = Literal["answer", "until", "max_steps", "max_tokens", "invalid_call"]
 
@@ -262,6 +263,8 @@ async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waitin
         is_forced = options.tool_choice != "auto" and all(call.name is None for call in made)
         is_stuck = options.constrained and options.max_repeats is not None and num_repeats >= options.max_repeats
         turn = turns[options.tool_choice if is_forced else "none" if is_stuck else "auto"]
+        if is_stuck:
+            state._append(role("user", ANSWER).parts)
         state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
         op = len(state._log.operations) - 2
         if turn.streamed:

@@ -206,9 +206,9 @@ class ProgramState(ReadableState):
         `finished` is False where `max_steps` turns or `max_tokens` ended it. Without `constrained` nothing holds the
         model to valid calls. An invalid call is answered with the reason; after `call_retries` further turns in a row
         that have one too, the agent ends. `tool_choice` "required", or a tool's name, makes turns calls until one is
-        made. Once the calls of a turn came again `max_repeats` times, with the same results, the next turn is words
-        alone. `reasoning` names the marks of thoughts, as `separate_reasoning` does. Raises RequestError for invalid
-        options.
+        made. Once the calls of a turn came again `max_repeats` times, with the same results, a user's message asks
+        for an answer in words. `reasoning` names the marks of thoughts, as `separate_reasoning` does. Raises
+        RequestError for invalid options.
         """
         from .agent import AgentOptions, run_agent
 
