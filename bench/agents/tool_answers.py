@@ -9,6 +9,7 @@ the same figures again.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from typing import Annotated, Any, NamedTuple
@@ -64,7 +65,7 @@ def get_price(item: str) -> dict[str, object]:
 @ramiform.function
 def ask(s: ProgramState, question: str, options: dict[str, Any]) -> AgentResult:
     s += system("You are a helpful assistant.", tools=[get_weather, get_price])
-    return s.agent([get_weather, get_price], question, max_steps=4, max_tokens=96, temperature=0, **options)
+    return s.agent([get_weather, get_price], question, max_repeats=1, max_tokens=64, temperature=0, **options)
 
 
 def is_called(question: Question, result: AgentResult) -> bool:
@@ -76,7 +77,8 @@ def is_called(question: Question, result: AgentResult) -> bool:
 
 def is_answered(question: Question, result: AgentResult) -> bool:
     """Return whether the agent ended with an answer from the tool's result."""
-    return is_called(question, result) and result.stopped_by == "answer" and question.value in result.answer
+    has_value = re.search(rf"\b{question.value}\b", result.answer) is not None
+    return is_called(question, result) and result.stopped_by == "answer" and has_value
 
 
 def row_of(way: str, results: list[AgentResult], seconds: float) -> dict[str, Any]:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
+ANSWER = "Answer the question in a sentence, from the result of the tool."  # asked of a model that repeats a call
+WORDS = r"[^\s{\[<`][^{]*"  # no call in any form
 StoppedBy = Literal["answer", "until", "max_steps", "max_tokens", "invalid_call"]
 
 
@@ -112,6 +114,7 @@ class AgentOptions:
     constrained: bool
     tool_choice: str
     call_retries: int
+    max_repeats: int | None
     given_reasoning: str | None
     sampling: dict[str, Any]  # by the names of `run`
 
@@ -148,6 +151,10 @@ class AgentOptions:
         if type(self.call_retries) is not int or self.call_retries < 0:
             raise RequestError(
                 f"call_retries must be an integer of 0 or more, got {self.call_retries!r}", param="call_retries"
+            )
+        if self.max_repeats is not None and (type(self.max_repeats) is not int or self.max_repeats < 1):
+            raise RequestError(
+                f"max_repeats must be a positive integer or None, got {self.max_repeats!r}", param="max_repeats"
             )
         for name in self.sampling:
             if name not in RUN_ARGUMENTS or name == "n":
@@ -235,13 +242,15 @@ async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> A
 
 
 async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waiting, early: EarlyCalls) -> AgentResult:
-    first, further = _turn(state, options, options.tool_choice), _turn(state, options, "auto")
+    choices = {options.tool_choice, "auto", "none"}
+    turns = {choice: _turn(state, options, choice) for choice in choices}
     speculates = _speculates(state, options)
     made: list[AgentCall] = []
     reasoning: list[str] = []
     before = [PROMPT]
     answer = ""
     num_invalid = 0  # turns with an invalid call, one after the other
+    num_repeats = 0  # turns that made the calls of the turn before, and got the same results
 
     def result(stopped_by: StoppedBy) -> AgentResult:
         hint = None if made else options.hint()
@@ -252,7 +261,10 @@ async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waitin
             if options.tools.tools[name].speculate:
                 early.begin_predicted(name, arguments)
         is_forced = options.tool_choice != "auto" and all(call.name is None for call in made)
-        turn = first if is_forced else further
+        is_stuck = options.constrained and options.max_repeats is not None and num_repeats >= options.max_repeats
+        turn = turns[options.tool_choice if is_forced else "none" if is_stuck else "auto"]
+        if is_stuck:
+            state._append(role("user", ANSWER).parts)
         state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
         op = len(state._log.operations) - 2
         if turn.streamed:
@@ -273,7 +285,9 @@ async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waitin
         finally:
             for call in calls:
                 call.give_up()
+        earlier = before
         before = [call.to_record(one) for call, one in zip(calls, found, strict=True) if isinstance(one, PreparedCall)]
+        num_repeats = num_repeats + 1 if before and before == earlier else 0
         made += [call.to_result(step) for call in calls]
         for call in calls:
             if call.raises:
@@ -470,12 +484,16 @@ def _first_message(state: AgentState) -> session.RoleBegin | None:
 
 
 def _turn(state: AgentState, options: AgentOptions, choice: str) -> GenExpr:
-    """Return the gen of a turn: free text, in which every call that is begun is valid, or by `choice` calls alone."""
+    """Return the gen of a turn: text in which every call that is begun is valid, or by `choice` calls alone or none."""
     sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
     if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
         sampling["max_tokens"] = MAX_TOKENS
+    if choice == "none":
+        sampling["regex"] = WORDS
     turn = gen(**sampling)
     assert isinstance(turn, GenExpr)
+    if choice == "none":
+        return turn
     tag = structural_tag(options.tools, options.form, choice) if options.constrained else None
     return replace(turn, structural_tag=tag, streamed=options.has_early_tools)
 

@@ -195,6 +195,7 @@ class ProgramState(ReadableState):
         constrained: bool = True,
         tool_choice: str = "auto",
         call_retries: int = 2,
+        max_repeats: int | None = 2,
         reasoning: str | None = "qwen3",
         **sampling: Any,
     ) -> AgentResult:
@@ -205,8 +206,9 @@ class ProgramState(ReadableState):
         `finished` is False where `max_steps` turns or `max_tokens` ended it. Without `constrained` nothing holds the
         model to valid calls. An invalid call is answered with the reason; after `call_retries` further turns in a row
         that have one too, the agent ends. `tool_choice` "required", or a tool's name, makes turns calls until one is
-        made. `reasoning` names the marks of thoughts, as `separate_reasoning` does. Raises RequestError for invalid
-        options.
+        made. Once the calls of a turn came again `max_repeats` times, with the same results, a user's message asks
+        for an answer in words. `reasoning` names the marks of thoughts, as `separate_reasoning` does. Raises
+        RequestError for invalid options.
         """
         from .agent import AgentOptions, run_agent
 
@@ -221,6 +223,7 @@ class ProgramState(ReadableState):
             constrained,
             tool_choice,
             call_retries,
+            max_repeats,
             reasoning,
             sampling,
         )
@@ -239,6 +242,7 @@ class ProgramState(ReadableState):
         constrained: bool = True,
         tool_choice: str = "auto",
         call_retries: int = 2,
+        max_repeats: int | None = 2,
         reasoning: str | None = "qwen3",
         **sampling: Any,
     ) -> AgentResult:
@@ -256,6 +260,7 @@ class ProgramState(ReadableState):
             constrained,
             tool_choice,
             call_retries,
+            max_repeats,
             reasoning,
             sampling,
         )

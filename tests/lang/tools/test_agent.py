@@ -12,6 +12,7 @@ import pytest
 
 import ramiform
 from ramiform import AgentResult, CallFormat, ProgramState, RequestError, Scripted, assistant, gen, system, tool, user
+from ramiform.lang.states.agent import WORDS
 from ramiform.lang.tools.call_format import InvalidCall, call_format, read_calls, structural_tag
 from ramiform.lang.tools.tool_set import PreparedCall, ToolSet
 from ramiform.runtime.core.grammar_cache import GrammarCache
@@ -276,6 +277,7 @@ def test_only_the_first_message_offers_tools() -> None:
         ({"tool_choice": "add", "constrained": False}, "tool_choice"),
         ({"call_retries": -1}, "call_retries"),
         ({"call_retries": True}, "call_retries"),
+        ({"max_repeats": 0}, "max_repeats"),
         ({"reasoning": "loud"}, "reasoning"),
         ({"tools": []}, "tools"),
         ({"tools": [{"name": "f"}]}, "tools"),
@@ -529,6 +531,54 @@ def test_an_agent_whose_model_never_calls_says_what_to_try() -> None:
     assert 'tool_choice="required"' in hint
     assert 'call_format="json"' not in run(["It is sunny."], call_format="json").ret_value.hint
     assert run([call("add", a=1, b=2), "Three."]).ret_value.hint is None
+
+
+def test_a_model_that_repeats_a_call_and_its_result_twice_must_answer_in_words(endpoint: Any, frontend: Any) -> None:
+    def script(text: str, operation: session.Gen) -> str:
+        constraint = operation.sampling.constraint
+        return "Five." if constraint is not None and constraint.kind == "regex" else call("add", a=2, b=3)
+
+    def ask(**options: Any) -> AgentResult:
+        def body(s: ProgramState) -> AgentResult:
+            return s.agent([add, poll], "Go.", **options)
+
+        result: AgentResult = ramiform.function(body).run().ret_value
+        return result
+
+    def poll() -> int:
+        """Ask again"""
+        polled.append(0)
+        return len(polled)
+
+    polled: list[int] = []
+    frontend.script = script
+    stuck = ask()
+    assert (stuck.steps, stuck.answer, stuck.stopped_by) == (4, "Five.", "answer")
+    assert ask(max_repeats=1).steps == 3
+    assert ask(max_repeats=None).stopped_by == "max_steps"
+    assert ask(constrained=False).stopped_by == "max_steps"
+    frontend.script = lambda text, operation: call("poll")
+    assert ask().stopped_by == "max_steps"  # the results differ
+    assert len(polled) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "is_words"),
+    [
+        ("It is 5.", True),
+        ("É 5\n°C <b>", True),
+        ("", False),
+        ('{"name"', False),
+        ("```", False),
+        ("<tool_call>", False),
+    ],
+)
+def test_words_have_no_call_in_any_form(text: str, is_words: bool) -> None:
+    grammar = (
+        GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256]).get(Constraint("regex", WORDS)).result()
+    )
+    matcher = grammar.matcher()
+    assert (all(map(matcher.accept, text.encode())) and matcher.is_accepting()) == is_words
 
 
 @pytest.mark.parametrize("form", ["hermes", "json"])
