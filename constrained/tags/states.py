@@ -23,7 +23,7 @@ from ..regex.dfa import DEAD, START, Dfa
 from ..schema.document import Document
 from ..schema.formula import ResultCodes
 from ..schema.value_states import ValueStart
-from .value_threads import ENDED, Thread, byte_codes, byte_kinds, may_end, stepped
+from .value_threads import ENDED, ValueThread, byte_codes, byte_kinds, may_end, stepped
 
 MAX_READINGS = 2_000  # of one text
 _DIGITS = b"-0123456789"
@@ -45,8 +45,8 @@ class TextLeaf:
     max_chars: int | None = None
 
     @property
-    def first(self) -> Text:
-        return Text(self, START, self.max_chars)
+    def first(self) -> TextPlace:
+        return TextPlace(self, START, self.max_chars)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class OneOfValues(NamedTuple):
     codes: ResultCodes
 
 
-class Text(NamedTuple):
+class TextPlace(NamedTuple):
     """State of a text: that of its automaton, and the number of characters that may follow."""
 
     leaf: TextLeaf
@@ -74,16 +74,16 @@ class Text(NamedTuple):
     left: int | None
 
 
-class Reading(NamedTuple):
+class TagReading(NamedTuple):
     """A terminal that began after the Earley set `begun`: a text, or the value of terminal `number`.
 
     `thread` is None before the first byte of a value.
     """
 
     begun: int
-    text: Text | None
+    text: TextPlace | None
     number: int = -1
-    thread: Thread | None = None
+    thread: ValueThread | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,22 +94,22 @@ class TagRules:
     leaves: list[TextLeaf | ValueLeaf]
     join: Callable[[tuple[ValueLeaf, ...]], OneOfValues | None]  # None: they have to be read side by side
     columns: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[int]]] = field(default_factory=dict)
-    starts: dict[int, frozenset[Reading]] = field(default_factory=dict)
+    starts: dict[int, frozenset[TagReading]] = field(default_factory=dict)
 
-    def first_readings(self, number: int) -> frozenset[Reading]:
+    def first_readings(self, number: int) -> frozenset[TagReading]:
         """Return the readings that begin after an Earley set."""
         if number not in self.starts:
             found = set()
             for terminal in self.sets.expected(number):
                 leaf = self.leaves[terminal]
                 if isinstance(leaf, TextLeaf):
-                    found.add(Reading(number, leaf.first))
+                    found.add(TagReading(number, leaf.first))
                 else:
-                    found.add(Reading(number, None, terminal))
+                    found.add(TagReading(number, None, terminal))
             self.starts[number] = frozenset(found)
         return self.starts[number]
 
-    def state(self, scans: Iterable[Scan], others: Iterable[Reading] = ()) -> TagState:
+    def state(self, scans: Iterable[Scan], others: Iterable[TagReading] = ()) -> TagState:
         """Return the state where terminals end, beside readings that go on."""
         readings, accepts, ended = set(others), False, frozenset(scans)
         if ended:
@@ -131,7 +131,7 @@ class TagState:
     """The readings of the text so far. `accepts`: the text may end here."""
 
     rules: TagRules
-    readings: frozenset[Reading]
+    readings: frozenset[TagReading]
     accepts: bool
 
     def expand(self, automaton: Automaton) -> TransitionRow:
@@ -146,7 +146,7 @@ class TagState:
             actions.append(self._action(automaton, texts, alive, byte))
         return TransitionRow({}, rest=class_row(automaton, actions, class_of), accepts=self.accepts)
 
-    def _place(self, automaton: Automaton, reading: Reading) -> int:
+    def _place(self, automaton: Automaton, reading: TagReading) -> int:
         """Return the number of the state that a value is in."""
         if reading.thread is not None:
             return reading.thread.state
@@ -154,9 +154,9 @@ class TagState:
         assert isinstance(leaf, ValueLeaf)
         return automaton.number(leaf.start)
 
-    def _action(self, automaton: Automaton, texts: list[Reading], values: list[Reading], byte: int) -> int:
+    def _action(self, automaton: Automaton, texts: list[TagReading], values: list[TagReading], byte: int) -> int:
         """Return the action of a byte that leads on in these values, and perhaps in texts."""
-        following: set[Reading] = set()
+        following: set[TagReading] = set()
         ended: set[Scan] = set()
         for reading in texts:
             _advance_text(reading, byte, following, ended)
@@ -166,7 +166,7 @@ class TagState:
             if pushed is not None:
                 return pushed
         for reading in values:
-            thread = reading.thread or Thread(self._place(automaton, reading), 0, None)
+            thread = reading.thread or ValueThread(self._place(automaton, reading), 0, None)
             after = stepped(automaton, thread, byte)
             if after is None:
                 continue
@@ -180,7 +180,7 @@ class TagState:
             return 0
         return automaton.goto(self.rules.state(ended, following))
 
-    def _push(self, automaton: Automaton, values: list[Reading]) -> int | None:
+    def _push(self, automaton: Automaton, values: list[TagReading]) -> int | None:
         """Return the action that reads the one value that may come, or those that begin here as one.
 
         Returns None if they have to be read side by side.
@@ -213,7 +213,7 @@ class ValuesFrame(Frame):
         return self.rules.state(ended) if ended else None
 
 
-def _advance_text(reading: Reading, byte: int, following: set[Reading], ended: set[Scan]) -> None:
+def _advance_text(reading: TagReading, byte: int, following: set[TagReading], ended: set[Scan]) -> None:
     assert reading.text is not None
     leaf, state, left = reading.text
     now = int(leaf.dfa.table[state, leaf.dfa.class_of[byte]])
@@ -225,10 +225,10 @@ def _advance_text(reading: Reading, byte: int, following: set[Reading], ended: s
         left -= 1
     ended.update((reading.begun, terminal) for terminal in leaf.labels[now])
     if leaf.dfa.table[now].any():
-        following.add(Reading(reading.begun, Text(leaf, now, left)))
+        following.add(TagReading(reading.begun, TextPlace(leaf, now, left)))
 
 
-def _columns(texts: list[Reading], kinds: list[NDArray[np.int32]]) -> tuple[NDArray[np.uint8], list[int]]:
+def _columns(texts: list[TagReading], kinds: list[NDArray[np.int32]]) -> tuple[NDArray[np.uint8], list[int]]:
     """Return classes of bytes [256] that no reading distinguishes, and an example of each class."""
     rows = [reading.text.leaf.dfa.class_of for reading in texts if reading.text is not None]
     if any(reading.text is not None and reading.text.left is not None for reading in texts):

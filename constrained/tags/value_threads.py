@@ -51,7 +51,7 @@ class Cell(NamedTuple):
     below: Cell | None
 
 
-class Thread(NamedTuple):
+class ValueThread(NamedTuple):
     """Configuration of a value: control state, counter, and the stack above the value."""
 
     state: int
@@ -59,7 +59,7 @@ class Thread(NamedTuple):
     stack: Cell | None
 
 
-ENDED: Final = Thread(0, 0, None)  # after the last byte of a value
+ENDED: Final = ValueThread(0, 0, None)  # after the last byte of a value
 _FIRST_LEVEL = 2  # of a frame above the value, which lies above the frame of what follows it
 
 
@@ -91,7 +91,7 @@ def byte_kinds(automaton: Automaton, state: int) -> NDArray[np.int32]:
 _EACH_BYTE = -1 - np.arange(256, dtype=np.int32)
 
 
-def may_end(automaton: Automaton, thread: Thread) -> bool:
+def may_end(automaton: Automaton, thread: ValueThread) -> bool:
     """Return True if the value may end here, as a number may."""
     if thread.stack is not None:
         return False
@@ -100,7 +100,7 @@ def may_end(automaton: Automaton, thread: Thread) -> bool:
     return automaton.tables.states.item(thread.state, ENDING) > 0
 
 
-def stepped(automaton: Automaton, thread: Thread, byte: int) -> Thread | None:
+def stepped(automaton: Automaton, thread: ValueThread, byte: int) -> ValueThread | None:
     """Return the thread after a byte; `ENDED` if it was the value's last one, None if it is refused."""
     state, counted, stack = thread
     while True:
@@ -110,14 +110,14 @@ def stepped(automaton: Automaton, thread: Thread, byte: int) -> Thread | None:
         operation, argument = code >> SHIFT, code & ARGUMENT
         states = automaton.tables.states
         if operation == STAY:
-            return Thread(state, counted, stack)
+            return ValueThread(state, counted, stack)
         if operation == GOTO:
-            return Thread(argument, counted, stack)
+            return ValueThread(argument, counted, stack)
         if operation in (COUNT, CHECK):
             counted += operation == COUNT
             if counted > states.item(argument, MOST) or counted < states.item(argument, FEWEST):
                 return None
-            return Thread(argument, counted, stack)
+            return ValueThread(argument, counted, stack)
         if operation in (PUSH, PUSH_BEFORE):
             level = _FIRST_LEVEL + 1 if stack is None else stack.level + 1
             if level > MAX_DEPTH:
@@ -129,7 +129,7 @@ def stepped(automaton: Automaton, thread: Thread, byte: int) -> Thread | None:
                 target = automaton.tables.pushes.item(argument, 3)
             state, stack, counted = target, Cell(frame, counted, level, stack), 0
             if operation == PUSH:
-                return Thread(state, counted, stack)
+                return ValueThread(state, counted, stack)
             continue
         if operation == POP_COUNTED:
             while counted > automaton.tables.pushes.item(argument, 0):
@@ -151,7 +151,7 @@ def stepped(automaton: Automaton, thread: Thread, byte: int) -> Thread | None:
                 if state == 0:
                     return None
         if operation != POP_BEFORE:
-            return Thread(state, counted, stack)
+            return ValueThread(state, counted, stack)
 
 
 def _returned(automaton: Automaton, frame: int, result: int) -> int:
