@@ -62,7 +62,8 @@ class Grammar:
     """The whole output is a text of a context-free grammar.
 
     `start` is the rule to begin with (default: "start" in Lark, else "root"). `syntax`: "lark" is a Lark file, parsed
-    as by Lark's Earley parser with its dynamic lexer; "gbnf" or "ebnf" is the syntax of llama.cpp.
+    as by Lark's Earley parser with its dynamic lexer: a terminal takes its preferred match, and all readings by these
+    count. "gbnf" or "ebnf" is the syntax of llama.cpp, in which every match counts.
     """
 
     text: str
@@ -72,12 +73,11 @@ class Grammar:
 
 @dataclass(frozen=True)
 class StructuralTag:
-    """Free text with tags, whose contents match a schema, pattern or grammar.
+    """Text of a grammar of constant strings, free text, patterns, JSON values and tags.
 
     `spec` is the JSON of xgrammar and SGLang: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}` or
     `{"format": {...}}`. Free text is any text without a trigger. A trigger must continue as one of the tags that begin
-    with it. A tag ends where its end string first follows a complete content. With `at_least_one` the output must
-    contain a tag.
+    with it. Every reading of a text counts. docs/use/constrained.md lists the formats.
     """
 
     spec: Mapping[str, Any] | str

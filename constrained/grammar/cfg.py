@@ -19,6 +19,7 @@ MAX_SYMBOLS = 200_000
 MANY_LITERALS = 8  # alternatives that one terminal reads
 
 Symbol = int  # a nonterminal n >= 0, or -1 - t for terminal t
+Rules = tuple[tuple[tuple[Symbol, ...], ...], ...]  # the alternatives of each nonterminal
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Cfg:
     """
 
     terminals: tuple[Terminal, ...]
-    alternatives: tuple[tuple[tuple[Symbol, ...], ...], ...]
+    alternatives: Rules
     ignored: tuple[int, ...] = ()
     nullable: frozenset[int] = field(default=frozenset())
 
@@ -53,8 +54,7 @@ def trimmed_cfg(
 ) -> Cfg:
     """Build a grammar without the alternatives that derive no text. Raises GrammarError if the start derives none."""
     rules = [list(dict.fromkeys(group)) for group in alternatives]
-    if sum(map(len, rules)) > MAX_RULES:
-        raise GrammarError(f"the grammar is too complex: it has more than {MAX_RULES} alternatives")
+    _check_number(rules)
     kept = tuple(terminals)
     productive = _closure(rules, {-1 - number for number, terminal in enumerate(kept) if not terminal.dfa.is_empty})
     if 0 not in productive:
@@ -63,6 +63,11 @@ def trimmed_cfg(
     nullable = frozenset(_closure(rules, set()))
     assert not any(terminal.dfa.accepting[START] for terminal in kept), "a terminal that may be empty"
     return Cfg(kept, tuple(tuple(group) for group in rules), tuple(ignored), nullable)
+
+
+def _check_number(rules: list[list[tuple[Symbol, ...]]]) -> None:
+    if sum(map(len, rules)) > MAX_RULES:
+        raise GrammarError(f"the grammar is too complex: it has more than {MAX_RULES} alternatives")
 
 
 def _closure(rules: list[list[tuple[Symbol, ...]]], known: set[Symbol]) -> set[Symbol]:
@@ -180,6 +185,12 @@ class CfgBuilder:
                 key = ("literals", frozenset(texts.values()))
                 merged = self.terminal(key, lambda: _one_of(texts.values()))  # noqa: B023
                 group[:] = [(merged,), *(symbols for symbols in group if symbols not in texts)]
+
+    def rules(self) -> tuple[Rules, frozenset[int]]:
+        """Return the alternatives of each nonterminal, and the nonterminals that derive the empty text."""
+        groups = [[*dict.fromkeys(group)] for group in self._alternatives]
+        _check_number(groups)
+        return tuple(map(tuple, groups)), frozenset(_closure(groups, set()))
 
     def build(self, ignored: list[Symbol]) -> Cfg:
         """Return the grammar. Raises GrammarError if the start derives no text."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import GrammarError
-from .cfg import Cfg
+from .cfg import Rules
 
 _MAX_WORK = 30_000  # items advanced from one set to the next: an unambiguous text takes some dozens
 HERE = -1  # origin of an item that began in its own set
@@ -31,16 +31,17 @@ class EarleyItem(NamedTuple):
 class EarleySets:
     """The item sets of a grammar, numbered in the order in which they are first reached."""
 
-    def __init__(self, grammar: Cfg) -> None:
-        whole = len(grammar.alternatives)
-        self._alternatives = (*grammar.alternatives, ((0,),))
-        self._nullable = grammar.nullable
+    def __init__(self, alternatives: Rules, nullable: frozenset[int]) -> None:
+        """`alternatives` are those of each nonterminal, of which 0 is the start (`Cfg`)."""
+        whole = len(alternatives)
+        self._alternatives = (*alternatives, ((0,),))
+        self._nullable = nullable
         self._numbers: dict[tuple[frozenset[EarleyItem], bool], int] = {}
         self._waiting: list[dict[int, list[EarleyItem]]] = []  # for each set, its items by the next symbol
         self._accepting: list[bool] = []
         self._after: dict[frozenset[tuple[int, int]], int] = {}
         self.caches = (self._numbers, self._waiting, self._after)  # what grows with the texts
-        self.start = self._add({EarleyItem(whole, 0, 0, NOWHERE, whole)}, accepting=0 in grammar.nullable)
+        self.start = self._add({EarleyItem(whole, 0, 0, NOWHERE, whole)}, accepting=0 in nullable)
 
     def expected(self, number: int) -> list[int]:
         """Return the terminals that may come next."""

@@ -1,8 +1,9 @@
 r"""Translates grammars in Lark's syntax, with the meaning of Lark's Earley parser and dynamic lexer.
 
 The `lark` package reads the text and composes terminals to patterns; rules are translated here. A terminal matches what
-Python's `re` would match at its place: the preferred match, not any. Where two terminals match at the same place, every
-reading of the text counts, so priorities change nothing. Imports are from Lark's own grammars only. Refused are
+Python's `re` would match at its place: the preferred match, not any. A grammar that has no text in this way is refused
+(`longest_match.py`). Where two terminals match at the same place, both readings of the text count, so priorities change
+nothing. Imports are from Lark's own grammars only. Refused are
 `%declare`, terminals that may be empty, and those with anchors, `\b` or look-around, except ESCAPED_STRING, which is
 rewritten without its look-behind.
 """
@@ -23,6 +24,7 @@ from ..regex.dfa import START
 from ..regex.leftmost_first import leftmost_first_dfa
 from ..regex.syntax.parser import parse_regex
 from .cfg import MAX_GRAMMAR_TEXT, MAX_RULES, Cfg, CfgBuilder, Symbol, Terminal
+from .longest_match import without_unreadable
 
 if TYPE_CHECKING:
     from lark import Tree
@@ -74,7 +76,7 @@ def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[Lark
     read = _read(text)
     translator = _LarkTranslator(read, CompileBudget(max_steps=GRAMMAR_STEPS), by_name)
     try:
-        return translator.translate(start), translator.terminals
+        return without_unreadable(translator.translate(start)), translator.terminals
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 

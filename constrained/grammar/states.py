@@ -52,7 +52,7 @@ class CompiledCfg:
     def of(cls, cfg: Cfg) -> CompiledCfg:
         tables = [np.ascontiguousarray(terminal.dfa.table).data for terminal in cfg.terminals]
         leads_on = [(terminal.dfa.table != DEAD).any(axis=1).tolist() for terminal in cfg.terminals]
-        return cls(cfg, EarleySets(cfg), tables, leads_on, {})
+        return cls(cfg, EarleySets(cfg.alternatives, cfg.nullable), tables, leads_on, {})
 
     @property
     def num_bytes(self) -> int:

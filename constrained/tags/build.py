@@ -1,187 +1,425 @@
-"""Compiles structural tags to states of the byte automaton, from the last part to the first."""
+"""Compiles structural tags: to rules whose terminals are texts and JSON values, and to the state before a text.
+
+Every format is a rule, so that formats nest and follow one another in any way, and every reading of a text counts.
+Alternatives that begin with constant strings are read by one automaton together.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from ..automaton.automaton import Accepted, Automaton, ControlState, DfaStart
-from ..budget import CompileBudget
-from ..constraint import SchemaOptions
+import numpy as np
+
+from ..automaton.automaton import Automaton
+from ..budget import INTERPRETED, CompileBudget
+from ..constraint import PropertyOrder, SchemaOptions, WhitespacePolicy
 from ..errors import GrammarError
-from ..grammar.cfg import Cfg, Terminal, trimmed_cfg
+from ..grammar.cfg import CfgBuilder, Symbol
+from ..grammar.earley import EarleySets
 from ..grammar.gbnf import gbnf_grammar
-from ..grammar.states import grammar_start
+from ..regex.alphabet import alphabet_of
 from ..regex.byte_dfa import byte_dfa
-from ..regex.dfa import Dfa
+from ..regex.char_dfa import CharDfa
+from ..regex.dfa import DEAD, START, Dfa
+from ..regex.listed import listed_dfa
 from ..regex.subset import char_dfa
-from ..regex.syntax.expression import alternation, literal
-from ..regex.syntax.parser import containing, parse_regex
+from ..regex.syntax.parser import parse_regex
 from ..schema.compile import checked_document, schema_start
-from ..schema.number_parts import NUMBER_END
+from ..schema.document import Document
+from ..schema.formula import disj
+from ..schema.value_states import ValueStart, result_codes
 from .spec import (
+    AnyTextFormat,
     ConstStringFormat,
+    DispatchFormat,
     Format,
     GrammarFormat,
     OrFormat,
     RegexFormat,
+    RepeatFormat,
     SchemaFormat,
     SeparatedTagsFormat,
     SequenceFormat,
     TagFormat,
-    TriggeredTagsFormat,
+    Token,
+    TokensFormat,
 )
-from .states import (
-    AfterTagState,
-    DfaContentState,
-    FreeTextState,
-    GrammarContentState,
-    JsonValueState,
-    TagLoop,
-    TriggerTable,
-    literal_choice,
-)
+from .states import OneOfValues, TagRules, TagState, TextLeaf, ValueLeaf
+
+Symbols = tuple[Symbol, ...]
+Ends = tuple[bytes, ...] | Token
 
 
 @dataclass(frozen=True)
 class SchemaStyle:
     """Options for the schemas inside a tag, as in `schema_start`."""
 
-    whitespace: str
-    order: str
+    whitespace: WhitespacePolicy
+    order: PropertyOrder
     schema: SchemaOptions
 
 
-def tags_start(format: Format, options: SchemaStyle, automaton: Automaton) -> ControlState:
+def tags_start(format: Format, options: SchemaStyle, automaton: Automaton) -> TagState:
     """Return the state before a text of the format. Raises GrammarError with a pointer into the specification."""
-    return _TagCompiler(options, automaton).state(format, Accepted())
+    compiler = _TagCompiler(options, automaton)
+    compiler.rules.new()
+    compiler.rules.define(0, [compiler.symbols(format, ())])
+    alternatives, nullable = compiler.rules.rules()
+    sets = EarleySets(alternatives, nullable)
+    automaton.caches.append(sets.caches)
+    return TagRules(sets, compiler.leaves, compiler.values.joined).start
 
 
 class _TagCompiler:
     def __init__(self, options: SchemaStyle, automaton: Automaton) -> None:
-        self._options = options
+        self.rules = CfgBuilder()
+        self.leaves: list[TextLeaf | ValueLeaf] = []
+        self.values = _Values(options, automaton)
         self._automaton = automaton
+        self._budget = CompileBudget()
+        self._known: dict[Hashable, Symbols] = {}
 
-    def state(self, format: Format, then: ControlState) -> ControlState:
-        """Return the state before a format that is followed by `then`."""
+    def symbols(self, format: Format, ends: Ends) -> Symbols:
+        """Return symbols that derive the texts of a format. `ends` are those of the tag around it."""
         match format:
             case ConstStringFormat() | TagFormat() | OrFormat():
-                return literal_choice(self._begins(format, then), getattr(format, "pointer", ""))
+                return self._choice([format], ends)
             case SequenceFormat(parts=parts):
-                for part in reversed(parts):
-                    then = self.state(part, then)
-                return then
-            case SchemaFormat(schema=schema, pointer=pointer):
-                options = self._options
-                try:
-                    document = checked_document(schema)
-                    start = schema_start(document, options.whitespace, options.order, options.schema, self._automaton)
-                except GrammarError as error:
-                    place = pointer + (error.pointer or "")
-                    raise GrammarError(error.reason, pointer=place, position=error.position) from None
-                return JsonValueState(start, then)
-            case RegexFormat() | GrammarFormat():
-                if not isinstance(then, Accepted):
-                    raise GrammarError("text outside a tag must come last", pointer=format.pointer)
-                return self._bounded(format, (), then)
-            case TriggeredTagsFormat():
-                return self._triggered(format, then)
+                return tuple(symbol for part in parts for symbol in self.symbols(part, ends))
+            case RepeatFormat(content=content, least=least, most=most):
+                return self.rules.repeat(self.symbols(content, ends), least, most)
+            case SchemaFormat():
+                return self._value(self.values.leaf(format))
+            case RegexFormat():
+                return self._once(format, lambda: self._regex(format))
+            case GrammarFormat():
+                return self._once(format, lambda: self._grammar(format))
+            case AnyTextFormat():
+                return self._any_text(format, ends)
+            case DispatchFormat():
+                return self._dispatch(format, ends)
             case SeparatedTagsFormat():
-                self._check_last(then, format.pointer)
                 return self._separated(format)
+            case TokensFormat():
+                _no_tokens(format.pointer)
 
-    def _begins(self, format: Format, then: ControlState) -> tuple[tuple[bytes, ControlState], ...]:
-        """Return the constant strings that a format begins with, and the state after each."""
+    # Choices and constant strings.
+
+    def _choice(self, formats: Sequence[Format], ends: Ends) -> Symbols:
+        """Return symbols that derive the texts of one of the formats."""
+        todo, parts = list(reversed(formats)), []
+        while todo:
+            part = todo.pop()
+            if isinstance(part, OrFormat):
+                todo += reversed(part.parts)
+            else:
+                parts.append(part)
+        rests: dict[bytes, list[Symbols]] = {}
+        others: list[Symbols] = []
+        for part in parts:
+            begin, rest = self._split(part, ends)
+            if begin:
+                rests.setdefault(begin, []).append(rest)
+            else:
+                others.append(rest)
+        return self.rules.choice([*self._texts(rests), *others])
+
+    def _split(self, format: Format, ends: Ends) -> tuple[bytes, Symbols]:
+        """Return the constant string that a format begins with, and the symbols after it."""
         match format:
             case ConstStringFormat(text=text):
-                return ((text, then),)
-            case TagFormat(begin=begin):
-                return ((begin, self._content(format, then)),)
-            case SequenceFormat(parts=(first, *rest)):
-                return self._begins(first, self.state(SequenceFormat(tuple(rest)), then))
-            case OrFormat(parts=parts):
-                return tuple(option for part in parts for option in self._begins(part, then))
+                return text, ()
+            case TagFormat(begin=bytes(begin), content=content, ends=tuple(own)):
+                return begin, (*self.symbols(content, own), *self._ends(own))
+            case TagFormat(pointer=pointer):
+                _no_tokens(f"{pointer}/{'begin' if isinstance(format.begin, Token) else 'end'}")
+            case SequenceFormat(parts=(ConstStringFormat() | TagFormat() as first, *rest)):
+                begin, symbols = self._split(first, ends)
+                return begin, (*symbols, *self.symbols(SequenceFormat(tuple(rest)), ends))
             case _:
-                pointer = getattr(format, "pointer", "")
-                raise GrammarError("alternatives must begin with constant strings", pointer=pointer)
+                return b"", self.symbols(format, ends)
 
-    def _content(self, tag: TagFormat, then: ControlState) -> ControlState:
-        if isinstance(tag.content, RegexFormat | GrammarFormat):
-            if b"" in tag.ends and not isinstance(then, Accepted):
-                raise GrammarError("text without an end string must come last", pointer=f"{tag.pointer}/end")
-            return self._bounded(tag.content, tag.ends, then)
-        ends = tuple((end, then) for end in tag.ends)
-        content = self.state(tag.content, literal_choice(ends, f"{tag.pointer}/end"))
-        if isinstance(content, JsonValueState) and not all(end[:1] and end[0] in NUMBER_END for end in tag.ends):
-            first = self._automaton.edges_of(self._automaton.number(content.start))
-            if not first.keys().isdisjoint(b"-0123456789"):
-                raise GrammarError("this end string may continue a number", pointer=f"{tag.pointer}/end")
-        return content
+    def _ends(self, ends: tuple[bytes, ...]) -> Symbols:
+        def made() -> Symbols:
+            empty: list[Symbols] = [()] if b"" in ends else []
+            return self.rules.choice([*self._texts({end: [()] for end in ends if end}), *empty])
 
-    def _bounded(
-        self, content: RegexFormat | GrammarFormat, ends: tuple[bytes, ...], then: ControlState
-    ) -> ControlState:
-        """Return the state before text up to one of the ends, or to the end of the output if there are none."""
-        ends = tuple(end for end in ends if end)
+        return self._once(("ends", ends), made)
+
+    def _texts(self, rests: dict[bytes, list[Symbols]]) -> list[Symbols]:
+        """Return the alternatives of constant strings, each with one of the symbols that follow it."""
+        if not rests:
+            return []
+        key = ("texts", *rests)
+        if all(found == [()] for found in rests.values()) and key in self._known:
+            return [(symbol,) for symbol in self._known[key]]
+        dfa, labels = listed_dfa({text: number for number, text in enumerate(rests)})
+        first = len(self.leaves)
+        leaf = TextLeaf(dfa, [() if label < 0 else (first + label,) for label in labels.tolist()])
+        self.leaves += [leaf] * len(rests)
+        self._known[key] = symbols = tuple(-1 - first - number for number in range(len(rests)))
+        return [(symbol, *self.rules.choice(found)) for symbol, found in zip(symbols, rests.values(), strict=True)]
+
+    def _value(self, leaf: ValueLeaf) -> Symbols:
+        if leaf not in self._known:
+            self.leaves.append(leaf)
+            self._known[leaf] = (-len(self.leaves),)
+        return self._known[leaf]
+
+    # Texts.
+
+    def _leaf(self, leaf: TextLeaf) -> Symbol:
+        self.leaves.append(leaf)
+        return -len(self.leaves)
+
+    def _once(self, key: Hashable, make: Callable[[], Symbols]) -> Symbols:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def _regular(self, dfa: Dfa, max_chars: int | None = None) -> Symbols:
+        """Return symbols that derive the texts of an automaton."""
+        number = len(self.leaves)
+        labels: list[tuple[int, ...]] = [(number,) if accepts else () for accepts in dfa.accepting.tolist()]
+        symbol = self._leaf(TextLeaf(dfa, labels, max_chars))
+        return self.rules.choice([(), (symbol,)]) if dfa.accepting[START] else (symbol,)
+
+    def _regex(self, format: RegexFormat) -> Symbols:
         try:
-            if isinstance(content, GrammarFormat):
-                rules = gbnf_grammar(content.text)
-                if not ends:
-                    return grammar_start(rules, self._automaton)
-                return GrammarContentState(grammar_start(_with_ends(rules, ends), self._automaton), then)
-            dfa = _content_dfa(content, ends)
+            dfa = byte_dfa(char_dfa(parse_regex(format.pattern), self._budget), "utf8", self._budget)
         except GrammarError as error:
-            raise GrammarError(str(error), pointer=content.pointer, position=error.position) from None
+            raise GrammarError(str(error), pointer=format.pointer, position=error.position) from None
         if dfa.is_empty:
-            raise GrammarError("no text at all satisfies this format", pointer=content.pointer)
-        return DfaContentState(dfa, then) if ends else DfaStart(dfa)
+            raise GrammarError("no text at all satisfies this format", pointer=format.pointer)
+        return self._regular(dfa)
 
-    def _check_last(self, then: ControlState, pointer: str) -> None:
-        if not isinstance(then, Accepted):
-            raise GrammarError("nothing may follow repeated tags", pointer=pointer)
+    def _grammar(self, format: GrammarFormat) -> Symbols:
+        try:
+            rules = gbnf_grammar(format.text)
+        except GrammarError as error:
+            raise GrammarError(str(error), pointer=format.pointer, position=error.position) from None
+        terminals = [self._regular(terminal.dfa) for terminal in rules.terminals]
+        numbers = [self.rules.new() for _ in rules.alternatives]
+        for number, alternatives in zip(numbers, rules.alternatives, strict=True):
+            self.rules.define(
+                number,
+                [
+                    tuple(inner for s in rule for inner in ((numbers[s],) if s >= 0 else terminals[-1 - s]))
+                    for rule in alternatives
+                ],
+            )
+        return (numbers[0],)
 
-    def _triggered(self, format: TriggeredTagsFormat, then: ControlState) -> ControlState:
-        self._check_last(then, format.pointer)
-        table = TriggerTable(format)
-        after: ControlState = then if format.stop_after_first else FreeTextState(table, b"", True)
-        for trigger in format.triggers:
-            tags = [tag for tag in format.tags if tag.begin.startswith(trigger)]
-            table.tags[trigger] = tuple((tag.begin[len(trigger) :], self._content(tag, after)) for tag in tags)
-            literal_choice(table.tags[trigger], format.pointer)  # raises GrammarError before the first token
-        return FreeTextState(table)
+    def _any_text(self, format: AnyTextFormat, ends: Ends) -> Symbols:
+        if format.max_tokens is not None:
+            raise GrammarError("'max_tokens' is not supported", pointer=f"{format.pointer}/max_tokens")
+        if format.max_chars == 0:
+            return ()
+        excluded = tuple(dict.fromkeys((*format.excludes, *_texts_of(ends))))
 
-    def _separated(self, format: SeparatedTagsFormat) -> ControlState:
-        if format.stop_after_first:
-            options = tuple((tag.begin, self._content(tag, Accepted())) for tag in format.tags)
-            return literal_choice(options, format.pointer, accepts=not format.at_least_one)
-        loop = TagLoop(format.separator, {})
-        contents = tuple((tag.begin, self._content(tag, AfterTagState(loop))) for tag in format.tags)
-        loop.options.update(contents)
-        return literal_choice(contents, format.pointer, accepts=not format.at_least_one)
+        def made() -> Symbols:
+            dfa, _ = free_text((), excluded, self._budget)
+            return self._regular(dfa, format.max_chars)
+
+        return self._once(("any_text", excluded, format.max_chars), made)
+
+    def _dispatch(self, format: DispatchFormat, ends: Ends) -> Symbols:
+        patterns = [pattern for pattern, _ in format.rules]
+        if any(isinstance(text, Token) for text in (*patterns, *format.excludes)):
+            _no_tokens(format.pointer)
+        excluded = [text.decode() for text in format.excludes if isinstance(text, bytes)]
+        if format.is_ended:
+            excluded += _texts_of(ends)
+        texts = [pattern.decode() for pattern in patterns if isinstance(pattern, bytes)]
+        dfa, found = free_text(texts, excluded, self._budget)
+        first = len(self.leaves)
+        labels = [tuple(first + 1 + number for number in numbers) for numbers in found]
+        labels = [label or ((first,) if dfa.accepting[q] else ()) for q, label in enumerate(labels)]
+        leaf = TextLeaf(dfa, labels)
+        self.leaves += [leaf] * (1 + len(texts))
+        contents = [self.symbols(content, ends) for _, content in format.rules]
+        after_text = [(-2 - first - number, *content) for number, content in enumerate(contents)]
+        at_once: dict[bytes, list[Symbols]] = {}
+        for text, content in zip(texts, contents, strict=True):
+            at_once.setdefault(text.encode(), []).append(content)
+        free = (-1 - first,)
+        if not format.loops:
+            return self.rules.choice(self._texts(at_once) if format.at_least_one else [(), free, *after_text])
+        begun = self.rules.choice(self._texts(at_once)) if format.at_least_one else ()
+        more = self.rules.repeat(self.rules.choice(after_text), 0, None)
+        return (*begun, *more, *self.rules.choice([(), free]))
+
+    def _separated(self, format: SeparatedTagsFormat) -> Symbols:
+        tag = self._nonterminal(self._choice(format.tags, ()))
+        most = tag
+        if not format.stop_after_first:
+            further = (*self._choice([ConstStringFormat(format.separator)], ()), *tag)
+            most = (*tag, *self.rules.repeat(further, 0, None))
+        return most if format.at_least_one else self.rules.choice([(), most])
+
+    def _nonterminal(self, symbols: Symbols) -> Symbols:
+        """Return one symbol that derives what several do, for use at several places."""
+        if len(symbols) == 1:
+            return symbols
+        number = self.rules.new()
+        self.rules.define(number, [symbols])
+        return (number,)
 
 
-def _content_dfa(content: RegexFormat, ends: tuple[bytes, ...]) -> Dfa:
-    """Return the automaton of the content's texts, each up to and with the first end string."""
-    budget = CompileBudget()
-    chars = char_dfa(parse_regex("(?s).*" if content.pattern is None else content.pattern), budget)
-    if content.excludes:
-        excluded = alternation(literal(text) for text in content.excludes)
-        chars = chars.minus(char_dfa(containing(excluded), budget), budget)
-    if ends:
-        chars = chars.up_to([end.decode() for end in ends], budget)
-    return byte_dfa(chars, "utf8", budget)
+class _Values:
+    """Compiles the schemas of a tag, equal ones once, and joins those that begin at one place."""
+
+    def __init__(self, options: SchemaStyle, automaton: Automaton) -> None:
+        self._options = options
+        self._automaton = automaton
+        self._leaves: dict[Hashable, ValueLeaf] = {}
+        self._joined: dict[tuple[ValueLeaf, ...], OneOfValues | None] = {}
+
+    def leaf(self, format: SchemaFormat) -> ValueLeaf:
+        """Return the terminal of a schema. Raises GrammarError with a pointer into the specification."""
+        options = self._options
+        style = format.whitespace or options.whitespace, format.order or options.order
+        key: Hashable
+        try:
+            key = json.dumps(format.schema), format.excludes, *style
+        except (TypeError, ValueError, RecursionError):
+            key = format.pointer, *style
+        if key not in self._leaves:
+            self._leaves[key] = self._compiled(format, *style)
+        return self._leaves[key]
+
+    def _compiled(self, format: SchemaFormat, whitespace: WhitespacePolicy, order: PropertyOrder) -> ValueLeaf:
+        schema, inside = format.schema, ""
+        try:
+            document = checked_document(schema)
+            if format.excludes:
+                schema, inside = without_texts(document.root, format.excludes), "/allOf/0"
+                document = checked_document(schema)
+            start = schema_start(document, whitespace, order, self._options.schema, self._automaton)
+        except GrammarError as error:
+            place = format.pointer + (error.pointer or "").removeprefix(inside)
+            raise GrammarError(error.reason, pointer=place, position=error.position) from None
+        return ValueLeaf(start, document, whitespace, order)
+
+    def joined(self, leaves: tuple[ValueLeaf, ...]) -> OneOfValues | None:
+        """Return the state that reads the values of several leaves as one, None if they have to be read apart.
+
+        They have to if no document can hold all of them, or if they write the same names in different orders.
+        """
+        if leaves not in self._joined:
+            self._joined[leaves] = self._join(leaves)
+        return self._joined[leaves]
+
+    def _join(self, leaves: tuple[ValueLeaf, ...]) -> OneOfValues | None:
+        styles = {(leaf.whitespace, leaf.order) for leaf in leaves}
+        roots = [_resource(leaf.document.root, number) for number, leaf in enumerate(leaves)]
+        if len(styles) > 1 or any(root is None for root in roots):
+            return None
+        ((whitespace, order),) = styles
+        try:
+            document = checked_document({"anyOf": roots})
+            if not all(_keeps_order(leaf.document, document) for leaf in leaves):
+                return None
+            options = self._options.schema
+            start = schema_start(document, whitespace, order, options, self._automaton)
+        except GrammarError:
+            return None
+        compiler = start.compiler
+        places = {f"/anyOf/{number}": number for number in range(len(leaves))}
+        goals = {
+            places[place.pointer]: compiler.goal(place, generated=True)
+            for place in document.all
+            if place.pointer in places
+        }
+        tracked = tuple(goals[number] for number in range(len(leaves)))
+        return OneOfValues(ValueStart(compiler, disj(tracked), tracked), result_codes(compiler, tracked))
 
 
-def _with_ends(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
-    """Return the grammar of the same texts, each followed by one of the ends."""
-    whole = len(rules.alternatives)
-    renamed = [
-        tuple(tuple(whole if symbol == 0 else symbol for symbol in rule) for rule in group)
-        for group in rules.alternatives
-    ]
-    budget = CompileBudget()
-    terminals = [
-        Terminal(end.decode(), byte_dfa(char_dfa(literal(end.decode()), budget), "utf8", budget), preferred=False)
-        for end in ends
-    ]
-    last = [(whole, -1 - len(rules.terminals) - number) for number in range(len(ends))]
-    return trimmed_cfg((*rules.terminals, *terminals), [last, *renamed[1:], renamed[0]], rules.ignored)
+def _resource(schema: Any, number: int) -> Any:
+    """Return a schema as a resource of its own, so that its references stay inside it; None if it cannot be one."""
+    if not isinstance(schema, dict) or "$id" in schema:
+        return schema
+    if "$schema" in schema or "id" in schema:
+        return None  # an older draft may read the new name otherwise
+    return {"$id": f"urn:ramiform:{number}", **schema}
+
+
+def _keeps_order(document: Document, whole: Document) -> bool:
+    """Return True if the names of a document come in the same order in a document that contains it."""
+    return sorted(document.name_order, key=whole.name_order.__getitem__) == list(document.name_order)
+
+
+def without_texts(schema: Any, texts: Sequence[str]) -> Any:
+    """Return the schema of the same values, but without these texts in strings and names."""
+    none = {"pattern": f"^(?:(?!{'|'.join(map(_quoted, texts))})[\\s\\S])*$"}
+    nested = {"$ref": "#"}
+    inside = {"$id": "urn:ramiform:excludes", **none, "propertyNames": none}
+    return {"allOf": [_resource(schema, 0), inside | {"additionalProperties": nested, "items": nested}]}
+
+
+def _quoted(text: str) -> str:
+    return "".join(c if c.isalnum() or c in " <>=_@#%&~`'\",;:!" else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+def _texts_of(ends: Ends) -> list[str]:
+    return [] if isinstance(ends, Token) else [end.decode() for end in ends if end]
+
+
+def _no_tokens(pointer: str) -> NoReturn:
+    raise GrammarError("tokens are not supported", pointer=pointer)
+
+
+def free_text(
+    patterns: Sequence[str], excluded: Sequence[str], budget: CompileBudget
+) -> tuple[Dfa, list[tuple[int, ...]]]:
+    """Return the automaton of the texts that hold none of these, and of those that end in the first pattern.
+
+    And the numbers of the patterns that end in each state. All patterns and exclusions are matched at once (Aho and
+    Corasick 1975).
+    """
+    letters = sorted({letter for text in (*patterns, *excluded) for letter in text})
+    alphabet, classes = alphabet_of(tuple(((ord(letter), ord(letter)),) for letter in letters))
+    label_of = {letter: label for letter, (label,) in zip(letters, classes, strict=True)}
+    children: list[dict[int, int]] = [{}, {}]
+    found: list[set[int]] = [set(), set()]  # patterns that end here
+    forbidden = {DEAD}
+    for number, text in enumerate((*patterns, *excluded)):
+        budget.check(len(children), len(text) * INTERPRETED)
+        state = START
+        for letter in text:
+            after = children[state].setdefault(label_of[letter], len(children))
+            if after == len(children):
+                children.append({})
+                found.append(set())
+            state = after
+        if number < len(patterns):
+            found[state].add(number)
+        else:
+            forbidden.add(state)
+    budget.check(len(children), len(children) * (alphabet.num_classes + INTERPRETED))
+    table = np.zeros((len(children), alphabet.num_classes), np.int32)
+    table[START] = START
+    suffix = [START] * len(children)  # the longest proper suffix that is a state too
+    order = [START]
+    for state in order:
+        longest = suffix[state]
+        if state != START:
+            table[state] = table[longest]
+            found[state] |= found[longest]
+            if longest in forbidden:
+                forbidden.add(state)
+        for label, child in children[state].items():
+            suffix[child] = int(table[state, label])
+            table[state, label] = child
+            order.append(child)
+    ends = [state for state in range(len(children)) if found[state]]
+    table[ends] = DEAD
+    table[np.isin(table, list(forbidden))] = DEAD
+    accepting = np.ones(len(children), np.bool_)
+    accepting[list(forbidden)] = False
+    dfa = byte_dfa(CharDfa(alphabet, table, accepting), "utf8", budget)
+    labels = [tuple(sorted(numbers)) for numbers in found]
+    return dfa, labels + [()] * (dfa.num_states - len(labels))

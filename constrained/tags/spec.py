@@ -1,16 +1,32 @@
-"""Reader of structural tags: xgrammar's and SGLang's `structures` and `triggers`, and the newer `format`, as values."""
+"""Reader of structural tags, as xgrammar, vLLM and SGLang write them, as values.
+
+There are two forms: `structures` with `triggers`, and the newer `format`. What has no meaning here is refused with its
+pointer: an unknown format, an unknown field of a format, a field that the format does not have.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ..errors import GrammarError
 from ..regex.charset import has_surrogates
 
 _MAX_NESTING = 30
+MAX_TIMES = 10_000  # of a repeat
+_MAX_BUDGET = (1 << 31) - 1  # of `max_chars` and `max_tokens`
+_ENDS_OF_ESCAPES = frozenset("/bfnrtu0123456789abcdefABCDEF")
+_NO_END = -1  # of `repeat`: any number of times
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token by its number or text."""
+
+    name: int | str
+    pointer: str
 
 
 @dataclass(frozen=True)
@@ -22,18 +38,33 @@ class ConstStringFormat:
 
 @dataclass(frozen=True, eq=False)
 class SchemaFormat:
-    """A JSON value. `pointer` is that of the schema in the specification."""
+    """A JSON value. `pointer` is that of the schema in the specification.
+
+    `order` and `whitespace` are None where the request decides. No text of `excludes` occurs in a string or name.
+    """
 
     schema: Any
+    order: Literal["any", "schema"] | None
+    whitespace: Literal["compact", "bounded"] | None
+    excludes: tuple[str, ...]
+    pointer: str
+
+
+@dataclass(frozen=True)
+class AnyTextFormat:
+    """Text in which no text of `excludes` occurs, of a number of characters and tokens (None: any)."""
+
+    excludes: tuple[str, ...]
+    max_chars: int | None
+    max_tokens: int | None
     pointer: str
 
 
 @dataclass(frozen=True)
 class RegexFormat:
-    """A whole match of a Python pattern (None: any text) in which no text of `excludes` occurs."""
+    """A whole match of a Python pattern."""
 
-    pattern: str | None
-    excludes: tuple[str, ...]
+    pattern: str
     pointer: str
 
 
@@ -46,12 +77,23 @@ class GrammarFormat:
 
 
 @dataclass(frozen=True)
-class TagFormat:
-    """A tag with its opening string, and its content up to the first of `ends` that completes it."""
+class TokensFormat:
+    """Tokens one after another: of `tokens`, or of all others. `most` None: any number."""
 
-    begin: bytes
+    tokens: tuple[Token, ...]
+    is_excluded: bool
+    least: int
+    most: int | None
+    pointer: str
+
+
+@dataclass(frozen=True)
+class TagFormat:
+    """A tag: its opening, a content, and one of its ends."""
+
+    begin: bytes | Token
     content: Format
-    ends: tuple[bytes, ...]
+    ends: tuple[bytes, ...] | Token
     pointer: str
 
 
@@ -67,18 +109,30 @@ class OrFormat:
     """Choice of one format."""
 
     parts: tuple[Format, ...]
-    pointer: str
 
 
 @dataclass(frozen=True)
-class TriggeredTagsFormat:
-    """Free text in which each trigger begins one of the tags that begin with it."""
+class RepeatFormat:
+    """A format `least` to `most` times (None: any number of times)."""
 
-    triggers: tuple[bytes, ...]
-    tags: tuple[TagFormat, ...]
+    content: Format
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True)
+class DispatchFormat:
+    """Free text in which each pattern is followed by a format of its own.
+
+    `excludes` do not occur in the free text. The text ends after one pattern and its format, unless it `loops`. With
+    `at_least_one` it begins with a pattern. The ends of the tag around it are excluded too, where it is `ended`.
+    """
+
+    rules: tuple[tuple[bytes | Token, Format], ...]
+    excludes: tuple[bytes | Token, ...]
+    loops: bool
     at_least_one: bool
-    stop_after_first: bool
-    excludes: tuple[bytes, ...]
+    is_ended: bool
     pointer: str
 
 
@@ -90,18 +144,20 @@ class SeparatedTagsFormat:
     separator: bytes
     at_least_one: bool
     stop_after_first: bool
-    pointer: str
 
 
 Format = (
     ConstStringFormat
     | SchemaFormat
+    | AnyTextFormat
     | RegexFormat
     | GrammarFormat
+    | TokensFormat
     | TagFormat
     | SequenceFormat
     | OrFormat
-    | TriggeredTagsFormat
+    | RepeatFormat
+    | DispatchFormat
     | SeparatedTagsFormat
 )
 
@@ -115,135 +171,336 @@ def read_tags(spec: Mapping[str, Any] | str) -> Format:
             raise GrammarError(f"the structural tag is no JSON: {error}") from None
     if not isinstance(spec, Mapping):
         raise GrammarError("a structural tag must be an object", pointer="")
+    if spec.get("type", "structural_tag") != "structural_tag":
+        _fail(f"the type must be 'structural_tag', not {spec['type']!r}", "/type")
     if "format" in spec:
-        return _SpecReader().format(spec["format"], "/format")
-    return _SpecReader().structures(spec)
+        fields = _Fields(spec, "", ("type", "format"))
+        return _SpecReader().format(fields.get("format"), "/format")
+    return _structures(_Fields(spec, "", ("type", "structures", "triggers")))
 
 
 def _fail(message: str, pointer: str) -> NoReturn:
     raise GrammarError(message, pointer=pointer)
 
 
+def _structures(fields: _Fields) -> Format:
+    tags = []
+    for item in fields.items("structures", ("begin", "schema", "end")):
+        schema = SchemaFormat(_json(item.get("schema")), None, None, (), item.at("schema"))
+        tags.append(TagFormat(item.bytes("begin"), schema, (item.bytes("end"),), item.pointer))
+    triggers = tuple(text.encode() for text in fields.texts("triggers", least=1))
+    return _triggered(triggers, tuple(tags), (), True, False, fields)
+
+
+def _json(schema: Any) -> Any:
+    """Return the schema that a text contains."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError):
+        return schema  # refused with its pointer when it is compiled
+
+
 class _SpecReader:
     def __init__(self) -> None:
         self._depth = 0
 
-    def structures(self, spec: Mapping[str, Any]) -> Format:
-        tags = tuple(
-            TagFormat(
-                _bytes(item, "begin", f"/structures/{n}"),
-                SchemaFormat(_get(item, "schema", f"/structures/{n}"), f"/structures/{n}/schema"),
-                (_bytes(item, "end", f"/structures/{n}"),),
-                f"/structures/{n}",
-            )
-            for n, item in enumerate(_list(spec, "structures", ""))
-        )
-        triggers = _strings(spec, "triggers", "")
-        return _triggered(TriggeredTagsFormat(triggers, tags, False, False, (), ""))
-
     def format(self, spec: Any, pointer: str) -> Format:
+        if not isinstance(spec, Mapping):
+            _fail("not an object", pointer)
+        if "type" not in spec:
+            _fail("'type' is missing", pointer)
+        kind = spec["type"]
+        known = _FORMATS.get(kind) if isinstance(kind, str) else None
+        if known is None:
+            _fail(f"the type {kind!r} is not supported", f"{pointer}/type")
         self._depth += 1
         if self._depth > _MAX_NESTING:
             _fail(f"formats nested deeper than {_MAX_NESTING}", pointer)
-        found = self._format(spec, _get(spec, "type", pointer), pointer)
+        names, read = known
+        found = read(self, _Fields(spec, pointer, ("type", *names)))
         self._depth -= 1
         return found
 
-    def _format(self, spec: Any, kind: Any, pointer: str) -> Format:
-        match kind:
-            case "const_string":
-                return ConstStringFormat(_bytes(spec, "value", pointer))
-            case "json_schema":
-                if spec.get("style", "json") != "json":
-                    _fail(f"the style {spec['style']!r} is not supported", f"{pointer}/style")
-                return SchemaFormat(_get(spec, "json_schema", pointer), f"{pointer}/json_schema")
-            case "any_text":
-                return RegexFormat(None, _texts(spec, "excludes", pointer), pointer)
-            case "regex":
-                return RegexFormat(_text(spec, "pattern", pointer), (), f"{pointer}/pattern")
-            case "grammar":
-                return GrammarFormat(_text(spec, "grammar", pointer), f"{pointer}/grammar")
-            case "tag":
-                return self._tag(spec, pointer)
-            case "sequence" | "or":
-                parts = tuple(
-                    self.format(part, f"{pointer}/elements/{n}")
-                    for n, part in enumerate(_list(spec, "elements", pointer))
-                )
-                return SequenceFormat(parts) if kind == "sequence" else OrFormat(parts, pointer)
-            case "triggered_tags":
-                found = TriggeredTagsFormat(
-                    _strings(spec, "triggers", pointer), self._tags(spec, pointer), *_flags(spec, pointer),
-                    tuple(text.encode() for text in _texts(spec, "excludes", pointer)), pointer,
-                )  # fmt: skip
-                return _triggered(found)
-            case "tags_with_separator":
-                return SeparatedTagsFormat(
-                    self._tags(spec, pointer), _bytes(spec, "separator", pointer), *_flags(spec, pointer), pointer
-                )
-            case _:
-                _fail(f"the type {kind!r} is not supported", f"{pointer}/type")
+    def const(self, fields: _Fields) -> Format:
+        return ConstStringFormat(fields.bytes("value"))
 
-    def _tags(self, spec: Any, pointer: str) -> tuple[TagFormat, ...]:
-        tags = [self._tag(tag, f"{pointer}/tags/{n}") for n, tag in enumerate(_list(spec, "tags", pointer))]
-        return tuple(tags) if tags else _fail("there are no tags", f"{pointer}/tags")
+    def schema(self, fields: _Fields) -> Format:
+        if (style := fields.spec.get("style", "json")) != "json":
+            _fail(f"the style {style!r} is not supported", fields.at("style"))
+        order: Literal["any", "schema"] | None = None
+        if "any_order" in fields.spec:
+            order = "any" if fields.flag("any_order", False) else "schema"
+        most = fields.budget("max_whitespace_cnt")
+        whitespace: Literal["compact", "bounded"] | None = None if most is None else "bounded" if most else "compact"
+        excludes = fields.texts("excludes")
+        for number, text in enumerate(excludes):
+            # Strings are compared as values, so an escape must not be able to spell a part of such a text.
+            if not text.isprintable() or set('"\\') & set(text) or text[0] in _ENDS_OF_ESCAPES:
+                reason = f"{text!r} may be a part of an escape in a string: begin it with another character"
+                _fail(reason, f"{fields.at('excludes')}/{number}")
+        return SchemaFormat(_json(fields.get("json_schema")), order, whitespace, excludes, fields.at("json_schema"))
 
-    def _tag(self, spec: Any, pointer: str) -> TagFormat:
-        ends = _get(spec, "end", pointer)
-        ends = _strings(spec, "end", pointer) if isinstance(ends, list) else (_bytes(spec, "end", pointer),)
-        content = self.format(_get(spec, "content", pointer), f"{pointer}/content")
-        return TagFormat(_bytes(spec, "begin", pointer), content, ends, pointer)
+    def any_text(self, fields: _Fields) -> Format:
+        budgets = fields.budget("max_chars"), fields.budget("max_tokens")
+        return AnyTextFormat(fields.texts("excludes"), *budgets, fields.pointer)
+
+    def regex(self, fields: _Fields) -> Format:
+        return RegexFormat(fields.text("pattern"), fields.at("pattern"))
+
+    def grammar(self, fields: _Fields) -> Format:
+        return GrammarFormat(fields.text("grammar"), fields.at("grammar"))
+
+    def token(self, fields: _Fields) -> Format:
+        return TokensFormat((fields.token("token"),), False, 1, 1, fields.pointer)
+
+    def exclude_token(self, fields: _Fields) -> Format:
+        return TokensFormat(fields.tokens("exclude_tokens"), True, 1, 1, fields.pointer)
+
+    def any_tokens(self, fields: _Fields) -> Format:
+        return TokensFormat(fields.tokens("exclude_tokens"), True, 0, fields.budget("max_tokens"), fields.pointer)
+
+    def sequence(self, fields: _Fields) -> Format:
+        return SequenceFormat(self._formats(fields))
+
+    def any_of(self, fields: _Fields) -> Format:
+        return OrFormat(self._formats(fields))
+
+    def optional(self, fields: _Fields) -> Format:
+        return RepeatFormat(self._inner(fields), 0, 1)
+
+    def plus(self, fields: _Fields) -> Format:
+        return RepeatFormat(self._inner(fields), 1, None)
+
+    def star(self, fields: _Fields) -> Format:
+        return RepeatFormat(self._inner(fields), 0, None)
+
+    def repeat(self, fields: _Fields) -> Format:
+        least, most = fields.number("min", 0), fields.number("max", _NO_END)
+        if most != _NO_END and most < least:
+            _fail(f"'max' is less than 'min', which is {least}", fields.at("max"))
+        for name, times in (("min", least), ("max", most)):
+            if times > MAX_TIMES:
+                _fail(f"more than {MAX_TIMES} times", fields.at(name))
+        return RepeatFormat(self._inner(fields), least, None if most == _NO_END else most)
+
+    def tag(self, fields: _Fields) -> TagFormat:
+        begin: bytes | Token = self._token(fields, "begin") or fields.bytes("begin")
+        ends: tuple[bytes, ...] | Token | None = self._token(fields, "end")
+        if ends is None:
+            several = isinstance(fields.get("end"), list)
+            ends = tuple(text.encode() for text in fields.texts("end", 1, True)) if several else (fields.bytes("end"),)
+        return TagFormat(begin, self._inner(fields), ends, fields.pointer)
+
+    def triggered(self, fields: _Fields) -> Format:
+        triggers = tuple(text.encode() for text in fields.texts("triggers", least=1))
+        excludes = tuple(text.encode() for text in fields.texts("excludes"))
+        return _triggered(triggers, self._tags(fields), excludes, *_loops(fields), fields)
+
+    def token_triggered(self, fields: _Fields) -> Format:
+        triggers = fields.tokens("trigger_tokens", least=1)
+        return _triggered(triggers, self._tags(fields), fields.tokens("exclude_tokens"), *_loops(fields), fields)
+
+    def separated(self, fields: _Fields) -> Format:
+        flags = fields.flag("at_least_one", False), fields.flag("stop_after_first", False)
+        return SeparatedTagsFormat(self._tags(fields), fields.bytes("separator"), *flags)
+
+    def dispatch(self, fields: _Fields) -> Format:
+        excludes = tuple(text.encode() for text in fields.texts("excludes"))
+        rules: list[tuple[bytes | Token, Format]] = []
+        for pattern, format, pointer in self._rules(fields):
+            rules.append((_checked_text(pattern, f"{pointer}/0").encode(), format))
+            if not rules[-1][0]:
+                _fail("an empty pattern", f"{pointer}/0")
+        return DispatchFormat(tuple(rules), excludes, fields.flag("loop", True), False, False, fields.pointer)
+
+    def token_dispatch(self, fields: _Fields) -> Format:
+        rules = [(_checked_token(pattern, f"{pointer}/0"), format) for pattern, format, pointer in self._rules(fields)]
+        excludes = fields.tokens("exclude_tokens")
+        return DispatchFormat(tuple(rules), excludes, fields.flag("loop", True), False, False, fields.pointer)
+
+    def _inner(self, fields: _Fields) -> Format:
+        return self.format(fields.get("content"), fields.at("content"))
+
+    def _formats(self, fields: _Fields) -> tuple[Format, ...]:
+        place = fields.at("elements")
+        return tuple(self.format(part, f"{place}/{n}") for n, part in enumerate(fields.values("elements", least=1)))
+
+    def _rules(self, fields: _Fields) -> list[tuple[Any, Format, str]]:
+        found = []
+        for number, rule in enumerate(fields.values("rules", least=1)):
+            pointer = f"{fields.at('rules')}/{number}"
+            if not isinstance(rule, list | tuple) or len(rule) != 2:
+                _fail("a rule must be a list of a pattern and a format", pointer)
+            found.append((rule[0], self.format(rule[1], f"{pointer}/1"), pointer))
+        return found
+
+    def _tags(self, fields: _Fields) -> tuple[TagFormat, ...]:
+        """Read tags, whose type may be left out."""
+        names = _FORMATS["tag"][0]
+        return tuple(self.tag(item) for item in fields.items("tags", ("type", *names)))
+
+    def _token(self, fields: _Fields, name: str) -> Token | None:
+        """Read a field that is a token, None if it is something else."""
+        value = fields.get(name)
+        if not isinstance(value, Mapping):
+            return None
+        found = self.format(value, fields.at(name))
+        if not isinstance(found, TokensFormat) or found.is_excluded:
+            _fail(f"{name!r} must be a text or a format of the type 'token'", fields.at(name))
+        return found.tokens[0]
 
 
-def _triggered(found: TriggeredTagsFormat) -> TriggeredTagsFormat:
-    if b"" in found.triggers or b"" in found.excludes:
-        _fail("an empty trigger or exclusion", found.pointer)
-    for tag in found.tags:
-        if not any(tag.begin.startswith(trigger) for trigger in found.triggers):
-            _fail(f"no trigger begins the tag {tag.begin.decode()!r}", f"{tag.pointer}/begin")
-    for number, trigger in enumerate(found.triggers):
-        if not any(tag.begin.startswith(trigger) for tag in found.tags):
-            _fail(f"no tag begins with the trigger {trigger.decode()!r}", f"{found.pointer}/triggers/{number}")
-    return found
+_Reader = Callable[[_SpecReader, "_Fields"], Format]
+_FORMATS: dict[str, tuple[tuple[str, ...], _Reader]] = {
+    "const_string": (("value",), _SpecReader.const),
+    "json_schema": (
+        ("json_schema", "style", "any_order", "max_whitespace_cnt", "excludes"),
+        _SpecReader.schema,
+    ),
+    "any_text": (("excludes", "max_chars", "max_tokens"), _SpecReader.any_text),
+    "regex": (("pattern",), _SpecReader.regex),
+    "grammar": (("grammar",), _SpecReader.grammar),
+    "token": (("token",), _SpecReader.token),
+    "exclude_token": (("exclude_tokens",), _SpecReader.exclude_token),
+    "any_tokens": (("exclude_tokens", "max_tokens"), _SpecReader.any_tokens),
+    "sequence": (("elements",), _SpecReader.sequence),
+    "or": (("elements",), _SpecReader.any_of),
+    "optional": (("content",), _SpecReader.optional),
+    "plus": (("content",), _SpecReader.plus),
+    "star": (("content",), _SpecReader.star),
+    "repeat": (("min", "max", "content"), _SpecReader.repeat),
+    "tag": (("begin", "content", "end"), _SpecReader.tag),
+    "triggered_tags": (
+        ("triggers", "tags", "at_least_one", "stop_after_first", "excludes"),
+        _SpecReader.triggered,
+    ),
+    "token_triggered_tags": (
+        ("trigger_tokens", "tags", "exclude_tokens", "at_least_one", "stop_after_first"),
+        _SpecReader.token_triggered,
+    ),
+    "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _SpecReader.separated),
+    "dispatch": (("rules", "loop", "excludes"), _SpecReader.dispatch),
+    "token_dispatch": (("rules", "loop", "exclude_tokens"), _SpecReader.token_dispatch),
+}
 
 
-def _get(spec: Any, key: str, pointer: str) -> Any:
-    if not isinstance(spec, Mapping):
-        _fail("not an object", pointer)
-    return spec[key] if key in spec else _fail(f"{key!r} is missing", pointer)
+def _loops(fields: _Fields) -> tuple[bool, bool]:
+    return not fields.flag("stop_after_first", False), fields.flag("at_least_one", False)
 
 
-def _text(spec: Any, key: str, pointer: str) -> str:
-    value = _get(spec, key, pointer)
+def _triggered(
+    triggers: tuple[bytes, ...] | tuple[Token, ...],
+    tags: tuple[TagFormat, ...],
+    excludes: tuple[bytes, ...] | tuple[Token, ...],
+    loops: bool,
+    at_least_one: bool,
+    fields: _Fields,
+) -> Format:
+    """Return the free text with tags: each trigger is followed by the rest of one of the tags that begin with it."""
+    is_text = isinstance(triggers[0], bytes)
+    names = [_name(trigger) for trigger in triggers]
+    rests: dict[bytes | int | str, list[Format]] = {name: [] for name in names}
+    lengths = sorted({len(name) for name in names if isinstance(name, bytes)})
+    for tag in tags:
+        if isinstance(tag.begin, bytes) != is_text:
+            _fail(f"'begin' must be a {'text' if is_text else 'token'} here", f"{tag.pointer}/begin")
+        begin = _name(tag.begin)
+        cut: list[bytes | int | str] = [begin]
+        if isinstance(begin, bytes):
+            cut = [begin[:length] for length in lengths if length <= len(begin)]
+        begun = [trigger for trigger in cut if trigger in rests]
+        if not begun:
+            _fail(f"no trigger begins the tag {_shown(begin)!r}", f"{tag.pointer}/begin")
+        for trigger in begun:
+            rest = begin[len(trigger) :] if isinstance(begin, bytes) and isinstance(trigger, bytes) else b""
+            rests[trigger].append(TagFormat(rest, tag.content, tag.ends, tag.pointer))
+    rules: list[tuple[bytes | Token, Format]] = []
+    for number, name in enumerate(names):
+        if not rests[name]:
+            place = fields.at("triggers" if is_text else "trigger_tokens")
+            _fail(f"no tag begins with the trigger {_shown(name)!r}", f"{place}/{number}")
+        rules.append((triggers[number], OrFormat(tuple(rests[name]))))
+    return DispatchFormat(tuple(rules), excludes, loops, at_least_one, True, fields.pointer)
+
+
+def _name(begin: bytes | Token) -> bytes | int | str:
+    return begin if isinstance(begin, bytes) else begin.name
+
+
+def _shown(name: bytes | int | str) -> int | str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+class _Fields:
+    """The fields of an object of the specification, each read with the pointer of its error."""
+
+    def __init__(self, spec: Any, pointer: str, names: tuple[str, ...]) -> None:
+        if not isinstance(spec, Mapping):
+            _fail("not an object", pointer)
+        self.spec, self.pointer = spec, pointer
+        for name in spec:
+            if name not in names:
+                _fail(f"the field {name!r} is not known here", self.at(str(name)))
+
+    def at(self, name: str) -> str:
+        return f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+
+    def get(self, name: str) -> Any:
+        return self.spec[name] if name in self.spec else _fail(f"{name!r} is missing", self.pointer)
+
+    def text(self, name: str) -> str:
+        return _checked_text(self.get(name), self.at(name))
+
+    def bytes(self, name: str) -> bytes:
+        return self.text(name).encode()
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.spec.get(name, default)
+        return value if isinstance(value, bool) else _fail(f"{name!r} must be true or false", self.at(name))
+
+    def number(self, name: str, least: int) -> int:
+        value = self.get(name)
+        if type(value) is not int or value < least:
+            _fail(f"{name!r} must be an integer of at least {least}", self.at(name))
+        return value
+
+    def budget(self, name: str) -> int | None:
+        if self.spec.get(name) is None:
+            return None
+        found = self.number(name, 0)
+        return found if found <= _MAX_BUDGET else _fail(f"{name!r} is more than {_MAX_BUDGET}", self.at(name))
+
+    def values(self, name: str, least: int = 0) -> list[Any]:
+        value = self.get(name) if least else self.spec.get(name, [])
+        if not isinstance(value, list | tuple) or len(value) < least:
+            _fail(f"{name!r} must be a list{' that is not empty' if least else ''}", self.at(name))
+        return [*value]
+
+    def items(self, name: str, names: tuple[str, ...]) -> list[_Fields]:
+        return [_Fields(item, f"{self.at(name)}/{n}", names) for n, item in enumerate(self.values(name, least=1))]
+
+    def texts(self, name: str, least: int = 0, may_be_empty: bool = False) -> tuple[str, ...]:
+        found = [_checked_text(value, f"{self.at(name)}/{n}") for n, value in enumerate(self.values(name, least))]
+        if "" in found and not may_be_empty:
+            _fail("an empty text", f"{self.at(name)}/{found.index('')}")
+        return tuple(found)
+
+    def token(self, name: str) -> Token:
+        return _checked_token(self.get(name), self.at(name))
+
+    def tokens(self, name: str, least: int = 0) -> tuple[Token, ...]:
+        return tuple(_checked_token(value, f"{self.at(name)}/{n}") for n, value in enumerate(self.values(name, least)))
+
+
+def _checked_text(value: Any, pointer: str) -> str:
     if not isinstance(value, str) or has_surrogates(value):
-        _fail(f"{key!r} must be a string without lone surrogates", f"{pointer}/{key}")
+        _fail("not a string without lone surrogates", pointer)
     return value
 
 
-def _bytes(spec: Any, key: str, pointer: str) -> bytes:
-    return _text(spec, key, pointer).encode()
-
-
-def _list(spec: Any, key: str, pointer: str) -> list[Any]:
-    value = _get(spec, key, pointer)
-    if not isinstance(value, list) or not value:
-        _fail(f"{key!r} must be a list that is not empty", f"{pointer}/{key}")
-    return value
-
-
-def _strings(spec: Any, key: str, pointer: str) -> tuple[bytes, ...]:
-    return tuple(text.encode() for text in _texts(spec, key, pointer)) or _fail(f"{key!r} is empty", f"{pointer}/{key}")
-
-
-def _texts(spec: Any, key: str, pointer: str) -> tuple[str, ...]:
-    if not spec.get(key):
-        return ()
-    found = _list(spec, key, pointer)
-    return tuple(_text({str(n): value}, str(n), f"{pointer}/{key}") for n, value in enumerate(found))
-
-
-def _flags(spec: Any, pointer: str) -> tuple[bool, bool]:
-    for key in ("at_least_one", "stop_after_first"):
-        if not isinstance(spec.get(key, False), bool):
-            _fail(f"{key!r} must be true or false", f"{pointer}/{key}")
-    return spec.get("at_least_one", False), spec.get("stop_after_first", False)
+def _checked_token(value: Any, pointer: str) -> Token:
+    if type(value) is not int and not isinstance(value, str):
+        _fail("a token must be its number or its text", pointer)
+    return Token(value, pointer)

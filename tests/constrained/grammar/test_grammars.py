@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from ramiform.constrained import CompiledGrammar, Grammar, GrammarError, compile
 from ramiform.constrained.grammar.earley import EarleySets
 from ramiform.constrained.grammar.gbnf import gbnf_grammar
 from ramiform.constrained.grammar.lark import lark_grammar
-from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
+from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .texts import GBNF, LARK
 
@@ -194,7 +195,8 @@ def test_a_hostile_grammar_is_refused_or_small(text: str, syntax: str) -> None:
 def test_regular_grammars_are_finite_automata() -> None:
     """Neither left nor right recursion makes new states as the text grows."""
     for text in ('start: "a" start | "b"', 'start: start "a" | "b"', "start: (A B?)+\nA: /a/\nB: /b/"):
-        sets = EarleySets(lark_grammar(text))
+        grammar = lark_grammar(text)
+        sets = EarleySets(grammar.alternatives, grammar.nullable)
         reached = {sets.start}
         for _ in range(30):
             reached |= {sets.after(frozenset({(n, t)})) for n in reached for t in sets.expected(n)}
@@ -228,3 +230,48 @@ def test_many_keywords_are_one_reading(name: str) -> None:
     for text in ("", "kw", "kw3000", "kw01", "kw1kw"):
         assert not accepts(grammar, text.encode())
     assert grammar.generation.automaton.tables.num_states < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: NAME "x"\nNAME: /[a-z]+/',
+        "start: A B\nA: /a+/\nB: /a+b/",
+        "start: A A\nA: /a/+",
+    ],
+)
+def test_a_grammar_without_text_by_the_longest_match_is_refused(text: str) -> None:
+    with pytest.raises(GrammarError, match="no text at all"):
+        compile_constraint(Grammar(text), shared_vocabulary())
+
+
+def test_an_alternative_that_the_longest_match_leaves_no_text_is_no_trap() -> None:
+    grammar = compile_constraint(Grammar('start: NAME "x" | "1"\nNAME: /[a-z]+/'), shared_vocabulary())
+    assert grammar.matcher().forced() == b"1"
+
+
+TERMINALS = ["A: /a/", "A: /a+/", "A: /a*b/", "A: /ab?/", "A: /(a|ab)/", "A: /a+?/", "A: /[ab]+/"]
+
+
+def test_random_grammars_have_the_texts_that_lark_finds() -> None:
+    """Also those that have none, and those of which some alternatives have none."""
+    num_refused = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        symbols = ["A", "B", '"a"', '"b"', "x", "y"]
+        rules = [
+            f"{name}: "
+            + " | ".join(" ".join(rng.choices(symbols, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 2)))
+            for name in ("y", "x")
+        ]
+        named = [rng.choice(TERMINALS), "B" + rng.choice(TERMINALS)[1:]]
+        text = "\n".join(["start: y", *rules, *named, *(['%ignore "b"'] if rng.random() < 0.3 else [])])
+        judge = Lark(text, parser="earley", lexer="dynamic")
+        grammar = compiled_or_none(Grammar(text), shared_vocabulary())
+        num_refused += grammar is None
+        for length in range(1, 6):
+            for letters in product("ab", repeat=length):
+                one = "".join(letters)
+                expected = grammar is not None and accepts(grammar, one.encode())
+                assert expected == parses(judge, one), (text, one)
+    assert num_refused > 5
