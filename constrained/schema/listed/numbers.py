@@ -11,9 +11,10 @@ import numpy as np
 from ...automaton.automaton import Automaton
 from ...automaton.blocks import Block
 from ...regex.dfa import DEAD, START
+from ...regex.exponents import MAX_SCALED
 from ...regex.pair_product import pair_product
-from ..formula import Formula, ResultCodes, atoms, truths_of
-from ..number_parts import NUMBER_END, listed_numbers_dfa, number_product, number_universe
+from ..formula import Formula, ResultCodes, atoms, bits_reader, truths_of
+from ..number_parts import NUMBER_END, as_ranges, listed_numbers_dfa, number_product, number_universe
 from ..strings.string_dfas import LabelledDfa, live_part, product_check
 from .evaluation import SparseTruths
 
@@ -49,7 +50,16 @@ def product_with_listed(formulas: tuple[Formula, ...], result: ResultCodes) -> L
     All given numbers are one automaton, so there may be many. No part is one of integers in digits only. Returns
     None if every number is refused. Raises GrammarError beyond the limits.
     """
+
+    def code(bits: int) -> int:
+        return result.of_bits(bits >> 1) if bits & 1 else -1
+
     parts: list[Any] = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+    if sum(len(part.values or ()) for part in parts) <= MAX_SCALED:
+        ranges = tuple(map(as_ranges, parts))
+        read = bits_reader(formulas, parts)
+        by_parts = number_product(number_universe(ranges), ranges)
+        return by_parts.labelled(lambda truths: code(read(truths)))
     open_parts = tuple(part for part in parts if part.values is None)
     product = number_product(number_universe(parts), open_parts)
     table, class_of, found = product.table, product.class_of, product.combination
@@ -58,9 +68,6 @@ def product_with_listed(formulas: tuple[Formula, ...], result: ResultCodes) -> L
     listed, value_of = listed_numbers_dfa({value: number for number, value in enumerate(values)}, False)
     columns, classes = np.unique(np.stack([class_of, listed.class_of]), axis=1, return_inverse=True)
     table, pairs = pair_product(table[:, columns[0]], listed.table[:, columns[1]], "first", product_check())
-
-    def code(bits: int) -> int:
-        return result.of_bits(bits >> 1) if bits & 1 else -1
 
     by_value = [code(truths.bits(value)) for value in values]
     elsewhere: list[int] = []
