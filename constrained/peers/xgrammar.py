@@ -14,7 +14,7 @@ from ..automaton.vocabulary import Vocabulary
 from ..constraint import Choices, Grammar, GrammarSource, JsonObject, JsonSchema, Regex, StructuralTag
 from ..errors import GrammarError
 from .interface import Peer, not_supported
-from .schema_options import peer_schema, peer_structural_tag
+from .schema_options import has_any_whitespace, peer_schema, peer_structural_tag
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
@@ -48,6 +48,7 @@ def _compiled(compiler: Any, constraint: GrammarSource, any_whitespace: bool) ->
         case JsonObject():
             return _compiled(compiler, JsonSchema({"type": "object"}), any_whitespace)
         case JsonSchema():
+            any_whitespace = has_any_whitespace(constraint, any_whitespace)
             return compiler.compile_json_schema(
                 peer_schema(constraint),
                 any_whitespace=any_whitespace,

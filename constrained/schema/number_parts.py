@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, lru_cache, partial, reduce
@@ -30,15 +30,15 @@ from ..regex.decimal_ranges import (
     number_positions,
 )
 from ..regex.dfa import Dfa, intersect
-from ..regex.exponents import LARGE_EXPONENT, MAX_SCALED
+from ..regex.exponents import EXPONENT, LARGE_EXPONENT, MAX_SCALED
 from ..regex.listed import listed_dfa
 from ..regex.pair_product import pair_product
-from ..regex.syntax.expression import Bytes, optional, repeat, sequence
+from ..regex.syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
 from .multiples import multiple_dfa, multiples_universe, num_remainder_states, reads_exponents
-from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
+from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part, product_check
 
 _MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
@@ -389,6 +389,45 @@ def _within(parts: Sequence[NumberPart], values: Sequence[Decimal]) -> list[int]
                 changes[low] ^= 1 << number
                 changes[high + 1] ^= 1 << number
     return list(accumulate(changes[:-1], xor))
+
+
+def with_digits(product: LabelledDfa, parts: Iterable[NumberPart], digits: int | None) -> LabelledDfa:
+    """Limit the digits before and after the point of numbers; None is no limit.
+
+    As many are allowed as a bound, divisor or given value of the parts has, or one more. Where a label would be lost
+    even so, there is no limit.
+    """
+    if digits is None:
+        return product
+    given = [value for part in parts for value in _written(part)]
+    whole = max([digits, *(value.adjusted() + 2 for value in given)])
+    places = max([digits, *(1 - int(value.as_tuple().exponent) for value in given)])
+    table, class_of, labels = product
+    limit = _limited_numbers(whole, places)
+    columns, classes = np.unique(np.stack([class_of, limit.class_of]), axis=1, return_inverse=True)
+    found, pairs = pair_product(table[:, columns[0]], limit.table[:, columns[1]], "both", product_check())
+    kept = np.where(limit.accepting[pairs[:, 1]], labels[pairs[:, 0]], -1).astype(np.int32)
+    if (
+        set(kept.tolist()) != set(labels.tolist())
+        or (live := live_part(found, classes.reshape(-1).astype(np.uint8), kept)) is None
+    ):
+        return product
+    return live
+
+
+def _written(part: NumberPart) -> Iterator[Decimal]:
+    yield from part.multiples
+    yield from part.values or ()
+    yield from (limit.value for each in part.all_ranges for limit in each if limit is not None)
+
+
+@lru_cache(maxsize=64)
+def _limited_numbers(whole: int, places: int) -> Dfa:
+    """Return the numbers of at most so many digits before and after the point."""
+    digit = Chars(((0x30, 0x39),))
+    natural = alternation([Bytes(b"0"), sequence(Chars(((0x31, 0x39),)), repeat(digit, 0, whole - 1))])
+    fraction = sequence(Bytes(b"."), repeat(digit, 1, places))
+    return expression_dfa(sequence(optional(Bytes(b"-")), natural, optional(fraction), optional(EXPONENT)))
 
 
 def as_ranges(part: NumberPart) -> NumberPart:

@@ -16,7 +16,7 @@ from ..protocol.config import GrammarBackendName
 from ..protocol.core import CoreReply, FromCore, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
-from ..protocol.sampling import AdditionalProperties, Constraint
+from ..protocol.sampling import AdditionalProperties, Constraint, JsonWhitespace
 from ..scheduler.plan import ForwardPlan
 from .grammar_cache import MAX_GRAMMAR_BYTES, GrammarCache
 from .service import Service
@@ -56,6 +56,8 @@ class TimedGrammarCache(GrammarCache, Service):
         *,
         engine: GrammarBackendName,
         additional_properties: AdditionalProperties,
+        number_digits: int,
+        json_whitespace: JsonWhitespace,
         max_bytes: int = MAX_GRAMMAR_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
@@ -64,6 +66,8 @@ class TimedGrammarCache(GrammarCache, Service):
             eos_ids,
             engine=engine,
             additional_properties=additional_properties,
+            number_digits=number_digits,
+            json_whitespace=json_whitespace,
             max_bytes=max_bytes,
             wait_for_loops=wait_for_loops,
         )

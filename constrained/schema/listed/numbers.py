@@ -14,19 +14,31 @@ from ...regex.dfa import DEAD, START
 from ...regex.exponents import MAX_SCALED
 from ...regex.pair_product import pair_product
 from ..formula import Formula, ResultCodes, atoms, bits_reader, truths_of
-from ..number_parts import NUMBER_END, as_ranges, listed_numbers_dfa, number_product, number_universe
+from ..number_parts import (
+    NUMBER_END,
+    NumberPart,
+    as_ranges,
+    listed_numbers_dfa,
+    number_product,
+    number_universe,
+    with_digits,
+)
 from ..strings.string_dfas import LabelledDfa, live_part, product_check
 from .evaluation import SparseTruths
 
 
-def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:
-    """Return the number of the state before one of these numbers, which ends with its result code."""
+def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], in_digits: bool, digits: int | None) -> int:
+    """Return the number of the state before one of these numbers, which ends with its result code.
+
+    `in_digits`: integers are written in digits only. `digits` are those of `SchemaOptions`.
+    """
 
     def block() -> Block:
-        dfa, labels = listed_numbers_dfa(codes, digits)
-        return Block(dfa.table, dfa.class_of, labels, before=NUMBER_END)
+        dfa, labels = listed_numbers_dfa(codes, in_digits)
+        part = NumberPart(values=frozenset(codes))
+        return Block(*with_digits((dfa.table, dfa.class_of, labels), [part], digits), before=NUMBER_END)
 
-    return START + automaton.block(("given numbers", tuple(codes.items()), digits), block)
+    return START + automaton.block(("given numbers", tuple(codes.items()), in_digits, digits), block)
 
 
 def _truths(formulas: tuple[Formula, ...]) -> SparseTruths[Decimal]:
@@ -34,14 +46,18 @@ def _truths(formulas: tuple[Formula, ...]) -> SparseTruths[Decimal]:
 
 
 def listed_numbers(
-    automaton: Automaton, values: frozenset[Decimal], formulas: tuple[Formula, ...], result: ResultCodes
+    automaton: Automaton,
+    values: frozenset[Decimal],
+    formulas: tuple[Formula, ...],
+    result: ResultCodes,
+    digits: int | None,
 ) -> int | None:
     """Return the number of the state before one of these numbers, if the first formula holds for it."""
     truths = _truths(formulas)
     bits = {value: truths.bits(value) for value in sorted(values)}
     codes = {value: result.of_bits(each >> 1) for value, each in bits.items() if each & 1}
-    digits = any(part.digits for part in atoms(formulas[0]))
-    return given_numbers(automaton, codes, digits) if codes else None
+    in_digits = any(part.digits for part in atoms(formulas[0]))
+    return given_numbers(automaton, codes, in_digits, digits) if codes else None
 
 
 def product_with_listed(formulas: tuple[Formula, ...], result: ResultCodes) -> LabelledDfa | None:
