@@ -142,7 +142,7 @@ def scaled_positions(values: Sequence[Decimal], integers: bool) -> tuple[NDArray
     to_zero = below + (0 in values)
     zero = 2 * below + (0 in values)
     positive = [value for value in values if value > 0]
-    negative = [-value for value in reversed(values) if value < 0]
+    negative = [value.copy_negate() for value in reversed(values) if value < 0]  # which does not round
     above = [2 * to_zero + at for at in range(2 * len(positive) + 1)]
     under = [2 * below - at for at in range(2 * below + 1)]
     for state, magnitudes, meaning in ((start, positive, above), (minus, negative, under)):

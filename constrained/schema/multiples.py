@@ -14,7 +14,7 @@ from ..regex.exponents import EXPONENT, LEAST, LETTER, MAX_PLACES, MINUS, POINT,
 from ..regex.syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 from .strings.string_dfas import expression_dfa
 
-_MAX_MODULUS = 25  # of a divisor of which multiples may have exponents
+_MAX_MODULUS = 10  # of a divisor of which multiples may have exponents
 _MAX_FRACTION = 16  # places of a number with an exponent: as many as a double has after its first digit
 
 
@@ -33,19 +33,19 @@ def num_remainder_states(divisor: Decimal) -> int:
 
 
 def reads_exponents(divisor: Decimal) -> bool:
-    """Return True if `multiple_dfa` reads the multiples with an exponent that are in `multiples_universe`."""
+    """Return True if `multiple_dfa` can read the multiples with an exponent that are in `multiples_universe`."""
     modulus, exponent = _scaled(divisor)
     return modulus <= _MAX_MODULUS and -_MAX_FRACTION <= exponent <= _MAX_FRACTION
 
 
 @cached_piece(maxsize=256)
-def multiple_dfa(divisor: Decimal) -> Dfa:
-    """Return the multiples of a divisor, with exponents if it `reads_exponents`.
+def multiple_dfa(divisor: Decimal, has_exponents: bool) -> Dfa:
+    """Return the multiples of a divisor, with exponents if it `reads_exponents` and they are wanted.
 
     Without, a state is the remainder of the digits so far, and the number of decimal places.
     """
     modulus, exponent = _scaled(divisor)
-    if reads_exponents(divisor):
+    if has_exponents and reads_exponents(divisor):
         return _multiple_with_exponent_dfa(modulus, exponent)
     if exponent > 0:
         return _multiple_of_power_dfa(modulus, exponent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, lru_cache, partial, reduce
@@ -42,6 +43,7 @@ from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_
 
 _MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
+_MAX_WIDENED = 40  # digits of a schema's numbers for which limits of digits are raised
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked for being empty
 
@@ -255,7 +257,7 @@ def number_dfa(part: NumberPart) -> Dfa:
         dfas.append(in_ranges(part.all_ranges, positions))
     if part.integer or not bounded:
         dfas.append(_integers(part.digits) if part.integer else expression_dfa(NUMBER))
-    dfas += [multiple_dfa(divisor) for divisor in sorted(part.multiples)]
+    dfas += [multiple_dfa(divisor, len(part.multiples) == 1) for divisor in sorted(part.multiples)]
     budget = CompileBudget()
     return reduce(lambda a, b: intersect(a, b, budget), dfas)
 
@@ -394,25 +396,31 @@ def _within(parts: Sequence[NumberPart], values: Sequence[Decimal]) -> list[int]
 def with_digits(product: LabelledDfa, parts: Iterable[NumberPart], digits: int | None) -> LabelledDfa:
     """Limit the digits before and after the point of numbers; None is no limit.
 
-    As many are allowed as a bound, divisor or given value of the parts has, or one more. Where a label would be lost
-    even so, there is no limit.
+    As many are allowed as a bound, divisor or given value of the parts has, or one more: those with more than
+    `_MAX_WIDENED` only where a label would be lost without. Where one is lost even so, there is no limit.
     """
     if digits is None:
         return product
     given = [value for part in parts for value in _written(part)]
-    whole = max([digits, *(value.adjusted() + 2 for value in given)])
-    places = max([digits, *(1 - int(value.as_tuple().exponent) for value in given)])
+    sizes = [(value.adjusted() + 2, 1 - int(value.as_tuple().exponent)) for value in given]
+    for most in (_MAX_WIDENED, math.inf):
+        whole = max([digits, *(size for size, _ in sizes if size <= most)])
+        places = max([digits, *(size for _, size in sizes if size <= most)])
+        with suppress(GrammarError):  # of too many states
+            if (limited := _limited(product, _limited_numbers(whole, places))) is not None:
+                return limited
+    return product
+
+
+def _limited(product: LabelledDfa, limit: Dfa) -> LabelledDfa | None:
+    """Return the numbers that an automaton accepts, with their labels, or None if a label has no number."""
     table, class_of, labels = product
-    limit = _limited_numbers(whole, places)
     columns, classes = np.unique(np.stack([class_of, limit.class_of]), axis=1, return_inverse=True)
     found, pairs = pair_product(table[:, columns[0]], limit.table[:, columns[1]], "both", product_check())
     kept = np.where(limit.accepting[pairs[:, 1]], labels[pairs[:, 0]], -1).astype(np.int32)
-    if (
-        set(kept.tolist()) != set(labels.tolist())
-        or (live := live_part(found, classes.reshape(-1).astype(np.uint8), kept)) is None
-    ):
-        return product
-    return live
+    if set(kept.tolist()) != set(labels.tolist()):
+        return None
+    return live_part(found, classes.reshape(-1).astype(np.uint8), kept)
 
 
 def _written(part: NumberPart) -> Iterator[Decimal]:
@@ -442,16 +450,19 @@ def as_ranges(part: NumberPart) -> NumberPart:
 def number_universe(parts: Sequence[NumberPart]) -> Dfa:
     """Return the spellings whose truths all parts know, as the universe of their product.
 
-    No exponents are read beside many bounds, a large divisor, or bounds and divisors, for which they would need too
-    many states, nor beside values that are listed, of which only some spellings are.
+    No exponents are read beside many bounds, a large divisor, several divisors, or bounds and divisors, for which they
+    would need too many states, nor beside values that are listed, of which only some spellings are.
     """
     if any(part.values is not None for part in parts):
         return _plain_numbers()
     limits = {limit.value for part in parts for each in part.all_ranges for limit in each if limit is not None}
     divisors = {divisor for part in parts for divisor in part.multiples}
-    if not divisors and not any(part.integer and not part.digits for part in parts):
+    if any(part.integer and not part.digits for part in parts):
+        divisors.add(Decimal(1))
+    if not divisors:
         return expression_dfa(NUMBER) if len(limits) <= MAX_SCALED else _plain_numbers()
-    return multiples_universe() if not limits and all(map(reads_exponents, divisors)) else _plain_numbers()
+    is_exact = not limits and len(divisors) == 1 and all(map(reads_exponents, divisors))
+    return multiples_universe() if is_exact else _plain_numbers()
 
 
 @lru_cache(maxsize=1)

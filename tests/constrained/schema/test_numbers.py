@@ -44,7 +44,7 @@ def test_bounds_remove_values_and_no_invalid_spelling_is_left(schema: Any) -> No
     judge = validator(schema)
     for text in TEXTS:
         valid, accepted = judge.is_valid(json.loads(text)), accepts(grammar, text.encode())
-        if "e" in text.lower():
+        if "e" in text.lower() or text in ("-0", "-0.0"):
             assert accepted <= valid, text  # some spellings are left out where constraints are combined
         else:
             assert accepted == valid, text
@@ -76,6 +76,7 @@ LARGE_OR_INTEGER = {"oneOf": [{"type": "number", "minimum": 1e30}, {"type": "int
         ({"const": 1.5}, "1.5" + "0" * 19),
         ({"type": "integer", "maximum": 10**24}, "-" + "1" * 26),
         ({"type": "integer", "minimum": 10**29}, "1" * 31),
+        ({"type": "number", "maximum": 1e308, "minimum": -1e308}, "1" * 20),
         (BELOW_TINY, "0." + "0" * 25 + "1"),
         (LARGE_OR_INTEGER, "1" * 30),
     ],
