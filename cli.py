@@ -365,6 +365,10 @@ def check_constraint(
     order: Annotated[
         Literal["any", "schema"], typer.Option(help="Order of an object's members; default: the server's.")
     ] = "any",
+    number_digits: Annotated[
+        int,
+        typer.Option(min=0, help="Digits of numbers before and after the point; 0: any; default: the server's."),
+    ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show which parts of a constraint are enforced or refused, where an instance violates it, and what it costs.
@@ -387,7 +391,8 @@ def check_constraint(
         raise RequestError(f"{against}: {error.strerror}", param="against") from None
     if kind == "regex":
         text = text.removesuffix("\n").removesuffix("\r")
-    found = explain(str(file), text, kind, JsonOptions(additional_properties, whitespace, order), instance)
+    options = JsonOptions(additional_properties, whitespace, order, number_digits=number_digits or None)
+    found = explain(str(file), text, kind, options, instance)
     print(json.dumps(found.as_json()) if as_json else found.text())
     if not found.is_good:
         raise typer.Exit(1)

@@ -24,7 +24,7 @@ PANELS = {
     "streaming_window streaming_sinks prefix_cache eviction kv_events kv_events_format kv_events_topic",
     "Prefill and decode apart": "role transfer_bind prefill_workers transfer_keys transfer remote_prefill_tokens",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
-    "Constraints": "grammar_backend grammar_memory additional_properties jump_forward",
+    "Constraints": "grammar_backend grammar_memory additional_properties number_digits json_whitespace jump_forward",
     "Speculation": "speculative speculative_draft_model speculative_exit_layer speculative_num_steps "
     "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",

@@ -30,11 +30,15 @@ class SchemaOptions:
     not mention other members has no others, as under `unevaluatedProperties: false`; its members come in the schema's
     order. `integers`: with "digits", integers are written as `-?(0|[1-9][0-9]*)`; with "schema", also as `12.0` and
     `1e+22`. Both restrict the text that is generated. Conditions (`not`, `if`, "exactly one" of `oneOf`, `contains`)
-    keep JSON Schema's meaning, so every output is valid under the schema as JSON Schema defines it.
+    keep JSON Schema's meaning, so every output is valid under the schema as JSON Schema defines it. `number_digits`: a
+    number has at most so many digits before the point and as many after it, or as many as a bound, divisor or given
+    value of the schema has; None: any number. `whitespace`: that of `compile_constraint` unless None.
     """
 
     additional_properties: Literal["schema", "closed"] = "schema"
     integers: Literal["schema", "digits"] = "schema"
+    number_digits: int | None = None
+    whitespace: WhitespacePolicy | None = None
 
 
 @dataclass(frozen=True)

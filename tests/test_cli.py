@@ -85,6 +85,8 @@ MODEL_FLAGS = {
     "--speculative-adaptive",
     "--grammar-backend",
     "--additional-properties",
+    "--number-digits",
+    "--json-whitespace",
 }
 HTTP_FLAGS = {
     "--cache-scope",
@@ -125,7 +127,9 @@ FLAGS = {
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
     "check-grammar": set(),
-    "grammar check": {"--against", "--kind", "--additional-properties", "--whitespace", "--order", "--json"},
+    "grammar check": {
+        *("--against", "--kind", "--additional-properties", "--whitespace", "--order", "--number-digits", "--json")
+    },
     "calibrate-kv": {"--data", "--out", "--window", "--device", "--dtype"},
     "quantize": {"--method", "--out", "--data", "--calibration", "--window", "--act-order", "--smooth-strength"},
     "plan": {

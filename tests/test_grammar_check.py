@@ -79,7 +79,7 @@ def test_what_is_enforced_and_what_is_not_is_listed(tmp_path: Path) -> None:
     assert "  /properties/items/items/properties/name/maxLength" in lines
     assert lines[lines.index("annotations: 1") + 1] == "  /title"
     at = lines.index("warnings: 2")
-    assert lines[at + 1] == "  /maxlength, line 7, column 16: unknown keyword"
+    assert lines[at + 1] == "  /maxlength, line 7, column 16: unknown keyword: did you mean 'maxLength'?"
     assert lines[at + 4].endswith("name/format, line 5, column 75: unknown format 'colour'")
     assert lines[at + 6].endswith("^" * len('"colour"'))
     assert "the server's defaults" not in check(tmp_path / "s.json", "--whitespace", "any").stdout

@@ -9,7 +9,7 @@ from typing import Literal
 from ..errors import GrammarError
 from ..schema.compile import check_location
 from ..schema.document import Document, Location
-from ..schema.keywords import ANNOTATIONS, KEYWORDS, child
+from ..schema.keywords import ANNOTATIONS, KEYWORDS, child, meant_keyword
 from ..schema.strings.formats import PATTERNS
 
 MAX_REFUSALS = 10  # each takes up to 60 million steps
@@ -69,14 +69,15 @@ def _without_effect(keyword: str, location: Location) -> str:
     """Return the reason why a keyword enforces nothing, else an empty string."""
     draft, schema = location.draft, location.schema
     value = schema[keyword]
-    if keyword in ("$recursiveRef", "extends", "disallow") and (draft == 3 or keyword == "$recursiveRef"):
+    if keyword in ("extends", "disallow") and draft == 3:
         return ""  # refused
     if keyword == "nullable":
         if value is not True or "type" in schema:
             return ""
         return "without 'type' it says nothing"
     if keyword not in KEYWORDS:
-        return "unknown keyword"
+        meant = meant_keyword(keyword)
+        return "unknown keyword" + (f": did you mean {meant!r}?" if meant else "")
     if location.ref_is_alone and "$ref" in schema and keyword != "$ref":
         return f"beside '$ref' it says nothing in draft {draft}"
     if draft is not None and draft < _SINCE.get(keyword, 0):

@@ -49,6 +49,7 @@ class JsonOptions:
     whitespace: WhitespacePolicy = "bounded"
     order: PropertyOrder = "any"
     integers: Literal["schema", "digits"] = "digits"
+    number_digits: int | None = 20
 
     def __str__(self) -> str:
         values = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in asdict(self).items())
@@ -60,6 +61,7 @@ _WIDER: tuple[tuple[dict[str, Any], str], ...] = (
     ({"whitespace": "any"}, "--whitespace any"),
     ({"order": "any"}, "--order any"),
     ({"additional_properties": "schema"}, "--additional-properties schema"),
+    ({"number_digits": None}, "--number-digits 0"),
     ({"integers": "schema"}, "integers written as numbers, which no option of the server allows"),
 )
 
@@ -268,7 +270,7 @@ class _Explainer:
 
     def _compile(self, options: JsonOptions, vocabulary: Vocabulary = BYTES) -> CompiledGrammar:
         constraint: GrammarSource
-        of_schemas = SchemaOptions(options.additional_properties, options.integers)
+        of_schemas = SchemaOptions(options.additional_properties, options.integers, options.number_digits)
         match self._kind:
             case "schema":
                 constraint = JsonSchema(self._text, of_schemas)

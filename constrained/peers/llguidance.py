@@ -14,7 +14,7 @@ from ..automaton.vocabulary import Vocabulary
 from ..constraint import Choices, Grammar, GrammarSource, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
 from .interface import Peer, not_supported
-from .schema_options import peer_schema
+from .schema_options import has_any_whitespace, peer_schema
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
@@ -49,7 +49,7 @@ def _source(constraint: GrammarSource, any_whitespace: bool) -> str:
             return str(
                 LLMatcher.grammar_from_json_schema(
                     peer_schema(constraint),
-                    overrides={"whitespace_flexible": any_whitespace},
+                    overrides={"whitespace_flexible": has_any_whitespace(constraint, any_whitespace)},
                 )
             )
         case _:

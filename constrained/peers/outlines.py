@@ -29,7 +29,7 @@ from ..regex.syntax.expression import Chars, alternation, literal, repeat, seque
 from ..regex.syntax.parser import parse_regex
 from .interface import Peer, not_supported
 from .outlines_schema import portable_pattern, schema_pattern
-from .schema_options import open_object, peer_schema
+from .schema_options import has_any_whitespace, open_object, peer_schema
 
 NUL = b"\0"
 _WHITESPACE = r"[ \t\n\r]*"
@@ -49,7 +49,8 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarS
 
     def compile_one(constraint: GrammarSource) -> Callable[[], Peer]:
         try:
-            pattern = rf"(?:{_pattern(constraint, _WHITESPACE if any_whitespace else '')})\x00"
+            whitespace = _WHITESPACE if has_any_whitespace(constraint, any_whitespace) else ""
+            pattern = rf"(?:{_pattern(constraint, whitespace)})\x00"
             _check_size(pattern, list(ids))
             index = Index(pattern, tokens)
         except GrammarError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..constraint import JsonSchema, SchemaOptions
+from ..constraint import GrammarSource, JsonSchema, SchemaOptions
 from ..errors import GrammarError
 from ..schema.document import Document, Location, read_schema
 from ..schema.keywords import KEYWORDS, MAPPING, ONE, SEQUENCE, check_keywords, child
@@ -27,12 +27,18 @@ _CONDITIONS = frozenset(("not", "if", "then", "else", "contains", "propertyNames
 def peer_schema(constraint: JsonSchema) -> str:
     """Return the text of an equivalent schema. Raises GrammarError if the options cannot be expressed in it."""
     schema, options = constraint.schema, constraint.options
-    if options == SchemaOptions():
+    if (options.additional_properties, options.integers) == ("schema", "schema"):
         return schema if isinstance(schema, str) else json.dumps(schema)
     document = Document(read_schema(schema))
     for location in document.all:
         check_keywords(location.schema, location.pointer)
     return json.dumps(_translated(document, document.start, options), ensure_ascii=False)
+
+
+def has_any_whitespace(constraint: GrammarSource, default: bool) -> bool:
+    """Return True if JSON may have any whitespace: as a constraint says, else by default."""
+    asked = constraint.options.whitespace if isinstance(constraint, JsonSchema) else None
+    return default if asked is None else asked == "any"
 
 
 def peer_structural_tag(spec: Any, options: SchemaOptions) -> Any:

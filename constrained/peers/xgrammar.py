@@ -19,7 +19,7 @@ from ..regex.syntax.parser import parse_regex
 from ..schema.document import Document, read_schema
 from ..schema.keywords import child
 from .interface import Peer, not_supported
-from .schema_options import peer_schema, peer_structural_tag
+from .schema_options import has_any_whitespace, peer_schema, peer_structural_tag
 
 _ESCAPED = charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])  # characters that a JSON string holds as escapes only
 
@@ -58,6 +58,7 @@ def _compiled(compiler: Any, constraint: GrammarSource, any_whitespace: bool) ->
             return _compiled(compiler, JsonSchema({"type": "object"}), any_whitespace)
         case JsonSchema(schema=schema):
             _check_patterns(schema)
+            any_whitespace = has_any_whitespace(constraint, any_whitespace)
             return compiler.compile_json_schema(
                 peer_schema(constraint),
                 any_whitespace=any_whitespace,

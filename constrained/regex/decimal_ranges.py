@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..budget import INTERPRETED, CompileBudget
 from .dfa import DEAD, START, Dfa, trimmed_dfa
+from .exponents import EXPONENT, INSIDE, MAX_SCALED, MINUS, OTHER, POINT, scaled_positions
 from .syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 
 _DIGIT, _DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
@@ -21,13 +22,6 @@ POSITIVE = sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))
 NATURAL = alternation([Bytes(b"0"), POSITIVE])
 FRACTION = sequence(Bytes(b"."), _DIGITS)
 INTEGER = sequence(optional(Bytes(b"-")), NATURAL)
-# Larger exponents would be read as infinite by readers of doubles.
-_POWER = sequence(optional(alternation([sequence(Chars(((0x30, 0x32),)), _DIGIT), _DIGIT])), _DIGIT)
-LARGE_EXPONENT = sequence(Chars(((0x45, 0x45), (0x65, 0x65))), optional(Bytes(b"+")), _POWER)
-EXPONENT = sequence(
-    Chars(((0x45, 0x45), (0x65, 0x65))),
-    alternation([sequence(Bytes(b"-"), repeat(_DIGIT, 1, 3)), sequence(optional(Bytes(b"+")), _POWER)]),
-)
 _NOT_ZERO = alternation(
     [
         sequence(POSITIVE, optional(FRACTION)),
@@ -36,13 +30,10 @@ _NOT_ZERO = alternation(
 )
 # Without exponents and `-0`.
 PLAIN_NUMBER = alternation([sequence(NATURAL, optional(FRACTION)), sequence(Bytes(b"-"), _NOT_ZERO)])
-PLAIN_INTEGER = alternation([NATURAL, sequence(Bytes(b"-"), POSITIVE)])
 NUMBER = sequence(INTEGER, optional(FRACTION), optional(EXPONENT))
-# Classes of bytes: the digits 0 to 9, a minus, a point, and all others.
-_MINUS, _POINT, _OTHER = 10, 11, 12
-CLASS_OF = np.full(256, _OTHER, np.uint8)
-CLASS_OF[list(b"0123456789-.")] = np.arange(12)
-_INSIDE = -1  # the position of a state that no number ends in
+CLASS_OF = np.full(256, OTHER, np.uint8)
+CLASS_OF[list(b"0123456789-.e+")] = np.arange(OTHER)
+CLASS_OF[ord("E")] = CLASS_OF[ord("e")]
 
 
 @dataclass(frozen=True)
@@ -96,21 +87,29 @@ def _coverage(ranges: Iterable[NumberRange]) -> tuple[list[Decimal], list[int]]:
     return cuts, list(accumulate(changes))[:-1]
 
 
-def in_ranges(ranges: Iterable[NumberRange]) -> Dfa:
-    """Return the decimals in some range, without exponents. States are linear in the digits of all bounds.
+Positions = tuple[NDArray[np.int32], NDArray[np.int32]]  # as `decimal_positions` returns
 
-    Raises GrammarError beyond the budget.
+
+def in_ranges(ranges: Iterable[NumberRange], compared: Callable[[Sequence[Decimal]], Positions]) -> Dfa:
+    """Return the numbers in some range, as an automaton reads them that compares numbers with values.
+
+    States are linear in the digits of all bounds. Raises GrammarError beyond the budget.
     """
     cuts, counts = _coverage(ranges)
-    table, positions = decimal_positions(cuts)
+    table, positions = compared(cuts)
     is_covered = np.array([*(count > 0 for count in counts), False])  # the last one for states inside a number
     return trimmed_dfa(table, CLASS_OF, is_covered[positions])
 
 
-def decimal_positions(values: Sequence[Decimal]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def number_positions(values: Sequence[Decimal], integers: bool = False) -> Positions:
+    """Build the automaton of `scaled_positions` of a few values, or that of `decimal_positions` of many."""
+    return scaled_positions(values, integers) if len(values) <= MAX_SCALED else decimal_positions(values)
+
+
+def decimal_positions(values: Sequence[Decimal]) -> Positions:
     """Build an automaton that compares a decimal without exponent with all of some distinct, ascending values.
 
-    Returns the table int32[S, C] over the classes `CLASS_OF`, and for each state the position of its number: int32[S].
+    Returns the table int32[S, C] over the columns `CLASS_OF`, and for each state the position of its number: int32[S].
     Position 2n + 1 is that of the n-th value, 2n is between the values before it and it; a state inside a number has
     none, but -1. States are linear in the digits of all values. Raises GrammarError beyond the budget.
     """
@@ -123,7 +122,7 @@ def decimal_positions(values: Sequence[Decimal]) -> tuple[NDArray[np.int32], NDA
     # Zero has both signs.
     builder.add_magnitudes(start, positive, lambda position: 2 * num_below + position)
     builder.add_magnitudes(minus, negative, lambda position: 2 * num_to_zero - position)
-    builder.rows[start][_MINUS] = minus
+    builder.rows[start][MINUS] = minus
     return np.array(builder.rows, np.int32), np.array(builder.positions, np.int32)
 
 
@@ -139,13 +138,13 @@ class _PositionBuilder:
     """Rows of the automaton, and for each state the position of its number."""
 
     def __init__(self) -> None:
-        self.rows: list[list[int]] = [[DEAD] * 13]
-        self.positions: list[int] = [_INSIDE]
+        self.rows: list[list[int]] = [[DEAD] * (OTHER + 1)]
+        self.positions: list[int] = [INSIDE]
         self._budget = CompileBudget()
         self._num_charged = 0
 
-    def state(self, position: int = _INSIDE) -> int:
-        self.rows.append([DEAD] * 13)
+    def state(self, position: int = INSIDE) -> int:
+        self.rows.append([DEAD] * (OTHER + 1))
         self.positions.append(position)
         return len(self.rows) - 1
 
@@ -220,7 +219,7 @@ class _MagnitudeStates:
         """Add the states of the numbers that have more digits than any value."""
         position = 2 * len(self._wholes)
         state = self._builder.state(self._meaning(position))
-        self._builder.rows[state][:10], self._builder.rows[state][_POINT] = [state] * 10, self._point(position)
+        self._builder.rows[state][:10], self._builder.rows[state][POINT] = [state] * 10, self._point(position)
         return state
 
     def _whole(self, digits: int) -> int:
@@ -228,7 +227,7 @@ class _MagnitudeStates:
         first, last = bisect_left(self._wholes, digits), bisect_right(self._wholes, digits)
         is_value = first < last and not self._fractions[first]
         state = self._builder.state(self._meaning(2 * first + is_value))
-        self._builder.rows[state][_POINT] = self._add_fractions(first, last) if first < last else self._point(2 * first)
+        self._builder.rows[state][POINT] = self._add_fractions(first, last) if first < last else self._point(2 * first)
         return state
 
     def _point(self, position: int) -> int:

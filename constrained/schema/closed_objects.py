@@ -18,7 +18,7 @@ from .document import Location
 from .formula import MAX_SIZE, Formula, conj, disj, neg, one
 from .interface import SchemaCompiler
 from .keyword_set import KeywordSet, derived_keywords, enum_formula, object_with
-from .keywords import NUMBER_KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
+from .keywords import NUMBER_KEYWORDS, REFERENCES, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .quick_checks import are_disjoint
 from .unevaluated import unevaluated
 
@@ -286,7 +286,7 @@ def _options_may_matter(schema: Any) -> bool:
     )
 
 
-_SENSITIVE_KEYWORDS = frozenset(("properties", "patternProperties", "$ref", "$dynamicRef"))
+_SENSITIVE_KEYWORDS = frozenset(("properties", "patternProperties", *REFERENCES))
 
 
 def _not(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
@@ -329,8 +329,7 @@ def _dependent(compiler: SchemaCompiler, location: Location, keyword: str) -> Sp
 _KEYWORDS = {
     "enum": _values,
     "const": _values,
-    "$ref": _reference,
-    "$dynamicRef": _reference,
+    **dict.fromkeys(REFERENCES, _reference),
     "allOf": _all_of,
     "anyOf": _any_of,
     "oneOf": _one_of,
@@ -356,7 +355,7 @@ def _condition_members(compiler: SchemaCompiler, location: Location) -> ListedMe
     is_alone = "$ref" in schema and location.ref_is_alone
     listed = NO_MEMBERS if is_alone else _own_members(schema)
     for keyword in schema:
-        if keyword in ("$ref", "$dynamicRef"):
+        if keyword in REFERENCES:
             listed |= _condition_members(compiler, compiler.document.resolve(schema[keyword], location, keyword))
         elif keyword in ("allOf", "anyOf", "oneOf") and not is_alone:
             for inner in _branches(compiler, location, keyword):

@@ -17,7 +17,7 @@ from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .formula import conj
 from .goals import GoalCompiler
 from .keyword_set import MAX_CONTAINED
-from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
+from .keywords import APPLICATORS, NUMBER_KEYWORDS, REFERENCES, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .nesting import MAX_START_DEPTH, needs_many_levels
 from .number_parts import number_part
@@ -28,7 +28,7 @@ from .value_states import ValueStart
 # Keywords whose values need more than `check_keywords`.
 _CHECKED = NUMBER_KEYWORDS | frozenset(
     [
-        *("enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "pattern", "format", "patternProperties"),
+        *("enum", "const", *REFERENCES, "pattern", "format", "patternProperties"),
         *("extends", "disallow", "contains"),
     ]
 )
@@ -134,7 +134,10 @@ def check_location(location: Location, document: Document) -> None:
     if isinstance(schema, bool) or _CHECKED.isdisjoint(schema):
         return
     check_depth(schema, pointer)
-    for keyword in ("$ref", "$dynamicRef"):
+    if "$recursiveRef" in schema and (schema["$recursiveRef"] != "#" or location.draft not in (2019, None)):
+        reason = "$recursiveRef must be '#', in a schema of 2019-09"
+        raise GrammarError(reason, pointer=child(pointer, "$recursiveRef"))
+    for keyword in REFERENCES:
         if keyword in schema:
             document.resolve(schema[keyword], location, keyword)
     if "pattern" in schema:
@@ -147,8 +150,6 @@ def check_location(location: Location, document: Document) -> None:
         for keyword in ("extends", "disallow"):
             if keyword in schema:
                 raise GrammarError(f"draft 3's {keyword!r} is not supported", pointer=child(pointer, keyword))
-    if "$recursiveRef" in schema:
-        raise GrammarError("$recursiveRef is not supported", pointer=child(pointer, "$recursiveRef"))
     if not NUMBER_KEYWORDS.isdisjoint(schema):
         number_part(schema, False, False, pointer)
     if "contains" in schema and (location.draft or 2020) >= 2019:

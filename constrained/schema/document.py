@@ -12,14 +12,14 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from ..budget import cached_property
 from ..errors import GrammarError
-from .keywords import MAPPING, ONE, PLACES, SEQUENCE, child
+from .keywords import MAPPING, ONE, PLACES, REFERENCES, SEQUENCE, child
 
 MAX_SCHEMA = 1 << 22  # characters
 _MAX_NESTING = 400  # schemas inside schemas
 MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
-_REFERENCES = ("$ref", "$dynamicRef")
 _HOLDING = frozenset(PLACES)
-_NAMES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
+_NAMES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
+_RECURSIVE = "#"  # the name of the anchors of `$recursiveRef`, which no `$dynamicAnchor` can have
 _SCHEMA, _NAMED = (dict, bool), (list, str)  # types of a subschema, and of a dependency that is none
 _DRAFTS = {
     "draft-03": 3,
@@ -116,12 +116,12 @@ class Document:
 
     def _add_targets(self) -> None:
         """Add what references lead to: metaschemas that are not in the document, and schemas in unknown keywords."""
-        if self.keywords.isdisjoint(_REFERENCES):
+        if self.keywords.isdisjoint(REFERENCES):
             return
         for location in self.with_keywords:  # which grows
-            if "$ref" not in location.schema and "$dynamicRef" not in location.schema:
+            if location.schema.keys().isdisjoint(REFERENCES):
                 continue
-            for keyword in _REFERENCES:
+            for keyword in REFERENCES:
                 ref = location.schema.get(keyword)
                 if not isinstance(ref, str) or (ref, location.base) in self._resolved:
                     continue
@@ -198,6 +198,8 @@ class Document:
                 self._by_uri.setdefault(f"{location.base}#{anchor}", location)
                 if keyword == "$dynamicAnchor":
                     self._dynamic.setdefault(anchor, {}).setdefault(location.base, location)
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic.setdefault(_RECURSIVE, {}).setdefault(location.base, location)
 
     def subschemas(self, location: Location) -> list[Location]:
         """Return the direct subschemas of a schema that known keywords hold."""
@@ -258,6 +260,9 @@ class Document:
             anchor = found.schema.get("$dynamicAnchor")
             if anchor is not None and ref.endswith(f"#{anchor}"):
                 found = dict(location.scope).get(anchor, found)
+        has_anchor = isinstance(found.schema, dict) and found.schema.get("$recursiveAnchor") is True
+        if keyword == "$recursiveRef" and has_anchor:
+            found = dict(location.scope).get(_RECURSIVE, found)
         scope = self._entered(location.scope, found.base)
         return Location(found.schema, found.pointer, found.base, scope, found.draft)
 
@@ -337,22 +342,7 @@ def metaschema(uri: str) -> Any:
     from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]  # here, because few schemas need it
 
     found = REGISTRY.get(uri)
-    return None if found is None else _with_dynamic_references(found.contents)
-
-
-def _with_dynamic_references(schema: Any) -> Any:
-    """Replace the recursive references of 2019-09 by the dynamic ones that they became."""
-    if isinstance(schema, list):
-        return [_with_dynamic_references(value) for value in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: _with_dynamic_references(value) for name, value in schema.items()}
-    if found.get("$recursiveAnchor") is True:
-        found["$dynamicAnchor"] = "meta"
-    if found.get("$recursiveRef") == "#":
-        del found["$recursiveRef"]
-        found["$dynamicRef"] = "#meta"
-    return found
+    return None if found is None else found.contents
 
 
 def _joined(base: str, reference: str) -> str:

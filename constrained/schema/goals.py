@@ -149,8 +149,9 @@ class GoalCompiler(SchemaCompiler):
                 parts.append(enum_formula(self, [schema["const"]], child(location.pointer, "const")))
             if "$ref" in schema:
                 parts.append(target("$ref"))
-            if "$dynamicRef" in schema:
-                parts.append(target("$dynamicRef"))
+            for keyword in ("$dynamicRef", "$recursiveRef"):
+                if keyword in schema:
+                    parts.append(target(keyword))
             for name, join in (("allOf", conj), ("anyOf", disj), ("oneOf", one)):
                 if name in schema:
                     branches = [document.inside(location, value, name, n) for n, value in enumerate(schema[name])]

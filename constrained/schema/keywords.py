@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,12 @@ ARRAY_KEYWORDS = frozenset(
 )
 TYPE_KEYWORDS = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | OBJECT_KEYWORDS | ARRAY_KEYWORDS
 UNEVALUATED_KEYWORDS = frozenset(("unevaluatedProperties", "unevaluatedItems"))
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Keywords that apply schemas, or lists of values, to the value itself.
 APPLICATORS = frozenset(
     [
-        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "enum", "const"),
+        *REFERENCES,
+        *("allOf", "anyOf", "oneOf", "not", "if", "enum", "const"),
         *("dependentSchemas", "dependencies"),
     ]
 )
@@ -54,7 +57,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     **dict.fromkeys(("minimum", "maximum"), _NUMBER),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), Keyword("bound")),
     **dict.fromkeys(("multipleOf", "divisibleBy"), Keyword("divisor")),
-    **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef"), _STRING),
+    **dict.fromkeys(("pattern", "format", *REFERENCES), _STRING),
     "uniqueItems": _BOOLEAN,
     "required": Keyword("names"),
     "dependentRequired": Keyword("names of members"),
@@ -67,6 +70,15 @@ KEYWORDS: Mapping[str, Keyword] = {
     "items": Keyword("schema or schemas", ONE | SEQUENCE),
 }
 PLACES = {name: keyword.places for name, keyword in KEYWORDS.items() if keyword.places}
+
+
+def meant_keyword(name: str) -> str | None:
+    """Return the keyword that an unknown one is likely meant to be (`requierd`), or None: then it is an annotation."""
+    if name in KEYWORDS or name in ANNOTATIONS or not 4 <= len(name) <= 30 or name.startswith(("x-", "x_")):
+        return None
+    known = {keyword.lower(): keyword for keyword in KEYWORDS if len(keyword) > 3}
+    close = difflib.get_close_matches(name.lower(), known, 1, 0.8)
+    return known[close[0]] if close else None
 
 
 def check_keywords(schema: Any, pointer: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache, partial, reduce
 from itertools import accumulate
 from operator import xor
 from typing import Any
@@ -20,27 +21,29 @@ from ..errors import GrammarError
 from ..regex.decimal_ranges import (
     CLASS_OF,
     INTEGER,
-    LARGE_EXPONENT,
     NUMBER,
-    PLAIN_INTEGER,
     PLAIN_NUMBER,
     NumberBound,
     NumberRange,
     covered,
     decimal_positions,
     in_ranges,
+    number_positions,
 )
-from ..regex.dfa import Dfa, intersect, trimmed_dfa
+from ..regex.dfa import Dfa, intersect
+from ..regex.exponents import EXPONENT, LARGE_EXPONENT, MAX_SCALED
 from ..regex.listed import listed_dfa
 from ..regex.pair_product import pair_product
-from ..regex.syntax.expression import EMPTY, Bytes, optional, repeat, sequence
+from ..regex.syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
-from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
+from .multiples import multiple_dfa, multiples_universe, num_remainder_states, reads_exponents
+from .strings.string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part, product_check
 
 _MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
+_MAX_WIDENED = 40  # digits of a schema's numbers for which limits of digits are raised
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked for being empty
 
@@ -90,7 +93,7 @@ class NumberPart:
     def num_states(self) -> int:
         """Return about how many states the part brings to a product."""
         states = 16 * len(self.all_ranges) if self.lower or self.upper or self.ranges else 1
-        return math.prod(map(_num_remainder_states, self.multiples)) * states
+        return math.prod(map(num_remainder_states, self.multiples)) * states
 
     def least_count(self) -> float:
         """Return a lower bound on how many numbers satisfy the part, which lists none."""
@@ -141,7 +144,7 @@ def number_part(schema: Mapping[str, Any], integer: bool, digits: bool, pointer:
     for name in ("multipleOf", "divisibleBy"):
         if name in schema:
             divisor = _read_decimal(schema[name], name, pointer)
-            if _num_remainder_states(divisor) > MAX_REMAINDER_STATES:
+            if num_remainder_states(divisor) > MAX_REMAINDER_STATES:
                 raise GrammarError(f"{name!r} needs too many states", pointer=child(pointer, name))
             multiples.add(divisor)
     return NumberPart(integer, digits, _tightest(lower, True), _tightest(upper, False), frozenset(multiples))
@@ -239,116 +242,34 @@ def _is_multiple(value: Decimal, divisor: Decimal) -> bool:
     return (a * d) % (b * c) == 0
 
 
-def _scaled(divisor: Decimal) -> tuple[int, int]:
-    """Return integers a and k with divisor = a * 10**k; a does not end with a zero."""
-    _, digits, exponent = divisor.as_tuple()  # exact; `Decimal.normalize` would round
-    assert isinstance(exponent, int)
-    written = "".join(map(str, digits))
-    kept = written.rstrip("0")
-    return int(kept), exponent + len(written) - len(kept)
-
-
-def _num_remainder_states(divisor: Decimal) -> int:
-    modulus, exponent = _scaled(divisor)
-    return modulus * (abs(exponent) + 2) + 4
-
-
-@cached_piece(maxsize=256)
-def _multiple_dfa(divisor: Decimal) -> Dfa:
-    """Return the multiples of a divisor, written without exponents.
-
-    A state is the remainder of the digits so far, and the number of decimal places.
-    """
-    modulus, exponent = _scaled(divisor)
-    if exponent > 0:
-        return _multiple_of_power_dfa(modulus, exponent)
-    places = -exponent
-    # States: 1 start, 2 after the minus, 3 after a leading zero, then the remainders of the integer part, then those
-    # after each number of decimal places. Digits after the first `places` must be zeros.
-    whole = 4
-    fraction = [whole + modulus * (1 + place) for place in range(places + 1)]
-    num_states = fraction[-1] + modulus
-    table = np.zeros((num_states, 256), np.int32)
-    accepting = np.zeros(num_states, np.bool_)
-    remainder = np.arange(modulus)
-    table[1, 0x2D] = 2
-    for digit in range(10):
-        after_first = whole + digit % modulus
-        table[1, 0x30 + digit] = table[2, 0x30 + digit] = 3 if digit == 0 else after_first
-        table[whole : whole + modulus, 0x30 + digit] = whole + (remainder * 10 + digit) % modulus
-        for place in range(places):
-            here = fraction[place]
-            table[here : here + modulus, 0x30 + digit] = fraction[place + 1] + (remainder * 10 + digit) % modulus
-    last = fraction[-1]
-    table[last : last + modulus, 0x30] = last + remainder
-    table[whole : whole + modulus, 0x2E] = fraction[0] + remainder
-    table[3, 0x2E] = fraction[0]
-    accepting[3] = True
-    accepting[whole : whole + modulus] = remainder * (10**places % modulus) % modulus == 0
-    for place in range(places + 1):
-        here = fraction[place]
-        accepting[here : here + modulus] = remainder * (10 ** (places - place) % modulus) % modulus == 0
-    if places:
-        accepting[fraction[0] : fraction[0] + modulus] = False  # a point needs a digit after it
-        return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
-    # For an integer divisor the decimal point needs states of its own.
-    point = num_states
-    table = np.concatenate([table, np.zeros((modulus, 256), np.int32)])
-    accepting = np.concatenate([accepting, np.zeros(modulus, np.bool_)])
-    table[whole : whole + modulus, 0x2E] = point + remainder
-    table[3, 0x2E] = point
-    table[point : point + modulus, 0x30] = last + remainder
-    return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
-
-
-def _multiple_of_power_dfa(modulus: int, zeros: int) -> Dfa:
-    """Return the multiples of modulus * 10**zeros, written without exponents.
-
-    A state is the number of zeros at the end of the digits so far, counted up to `zeros`, and the remainder of the
-    digits before these zeros.
-    """
-    # States: 1 start, 2 after the minus, 3 a zero, 4 a point after a multiple, 5 zeros after it, then the remainders.
-    first = 6
-    table = np.zeros((first + modulus * (zeros + 1), 256), np.int32)
-    accepting = np.zeros(len(table), np.bool_)
-    remainder = np.arange(modulus)
-    table[1, 0x2D] = 2
-    table[1, 0x30] = table[2, 0x30] = 3
-    last = first + modulus * zeros
-    for digit in range(1, 10):
-        table[1, 0x30 + digit] = table[2, 0x30 + digit] = first + digit % modulus
-        for count in range(zeros + 1):
-            here = first + modulus * count
-            after = (remainder * pow(10, count + 1, modulus) + digit) % modulus
-            table[here : here + modulus, 0x30 + digit] = first + after
-    table[first:last, 0x30] = np.arange(first + modulus, last + modulus)
-    table[last:, 0x30] = last + remainder * 10 % modulus
-    accepting[[3, 5, last]] = True
-    table[[3, last], 0x2E] = 4
-    table[[4, 5], 0x30] = 5
-    return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
-
-
 @cached_piece(maxsize=1024)
 def number_dfa(part: NumberPart) -> Dfa:
-    """Return the spellings of a part's numbers; exponents only without bounds and divisors. Raises GrammarError."""
+    """Return the spellings of a part's numbers. Raises GrammarError.
+
+    Exponents are left out where they would need too many states: beside many bounds or a large divisor.
+    """
     if part.values is not None:
         return listed_numbers_dfa(dict.fromkeys(part.values, 0), part.digits)[0]
     bounded = part.all_ranges != (NumberRange(None, None),)
-    dfas = [_integers(bounded, part.digits)] if part.integer else [] if bounded else [expression_dfa(NUMBER)]
-    dfas += [in_ranges(part.all_ranges)] if bounded else []
-    dfas += [_multiple_dfa(divisor) for divisor in sorted(part.multiples)]
+    dfas = []
+    if bounded:
+        positions = decimal_positions if part.digits else partial(number_positions, integers=part.integer)
+        dfas.append(in_ranges(part.all_ranges, positions))
+    if part.integer or not bounded:
+        dfas.append(_integers(part.digits) if part.integer else expression_dfa(NUMBER))
+    dfas += [multiple_dfa(divisor, len(part.multiples) == 1) for divisor in sorted(part.multiples)]
     budget = CompileBudget()
     return reduce(lambda a, b: intersect(a, b, budget), dfas)
 
 
 @cache
-def _integers(bounded: bool, digits: bool) -> Dfa:
-    """Return the spellings of integers: those without `-0` and exponents for a bounded one."""
-    rest = EMPTY if digits else optional(sequence(Bytes(b"."), repeat(Bytes(b"0"), 1, None)))
+def _integers(digits: bool) -> Dfa:
+    """Return the spellings of integers: as digits only, or also with zeros after a point and an exponent."""
+    if digits:
+        return expression_dfa(INTEGER)
     # Writers of floats put large integers as 1e+22.
-    powers = EMPTY if digits or bounded else optional(LARGE_EXPONENT)
-    return expression_dfa(sequence(PLAIN_INTEGER if bounded else INTEGER, rest, powers))
+    zeros = sequence(Bytes(b"."), repeat(Bytes(b"0"), 1, None))
+    return expression_dfa(sequence(INTEGER, optional(zeros), optional(LARGE_EXPONENT)))
 
 
 def listed_numbers_dfa(values: Mapping[Decimal, int], digits: bool) -> tuple[Dfa, NDArray[np.int32]]:
@@ -421,7 +342,7 @@ def number_product(universe: Dfa, parts: tuple[NumberPart, ...]) -> NumberProduc
     """
     without = [replace(part, lower=None, upper=None, ranges=()) for part in parts]
     bases = [base for base in dict.fromkeys(without) if base != NumberPart()]
-    found = dfa_product((universe, *map(number_dfa, bases)))
+    found = dfa_product((universe, *map(_exact_dfa, bases)))
     of_base = {base: number for number, base in enumerate(bases)}
     held = [0] * len(found.accepted)  # parts whose bounds aside hold for each combination
     for number, base in enumerate(without):
@@ -432,7 +353,7 @@ def number_product(universe: Dfa, parts: tuple[NumberPart, ...]) -> NumberProduc
     if not limits:
         return NumberProduct(found.table, found.class_of, found.combination, held)
     values = tuple(sorted(limits))
-    compared, positions = _positions(values)
+    compared, positions = _positions(values) if universe is not _plain_numbers() else _plain_positions(values)
     columns, classes = np.unique(np.stack([found.class_of, CLASS_OF]), axis=1, return_inverse=True)
     budget = CompileBudget()
     table, pairs = pair_product(found.table[:, columns[0]], compared[:, columns[1]], "both", budget.check)
@@ -447,7 +368,15 @@ def number_product(universe: Dfa, parts: tuple[NumberPart, ...]) -> NumberProduc
     )
 
 
-_positions = cached_piece(maxsize=64)(decimal_positions)
+def _exact_dfa(base: NumberPart) -> Dfa:
+    """Return the numbers of a universe that satisfy a part without bounds, all of them."""
+    if base.integer and not base.digits:
+        base = replace(base, integer=False, multiples=base.multiples | {Decimal(1)})
+    return number_dfa(base)
+
+
+_positions = cached_piece(maxsize=64)(number_positions)
+_plain_positions = cached_piece(maxsize=64)(decimal_positions)
 
 
 def _within(parts: Sequence[NumberPart], values: Sequence[Decimal]) -> list[int]:
@@ -464,13 +393,76 @@ def _within(parts: Sequence[NumberPart], values: Sequence[Decimal]) -> list[int]
     return list(accumulate(changes[:-1], xor))
 
 
-def number_universe(parts: Iterable[NumberPart]) -> Dfa:
-    """Return the spellings in which all parts read the same numbers, as the universe of their product.
+def with_digits(product: LabelledDfa, parts: Iterable[NumberPart], digits: int | None) -> LabelledDfa:
+    """Limit the digits before and after the point of numbers; None is no limit.
 
-    The automaton of a bounded part reads no exponents, so its complement would hold `1e0` for a number within bounds.
+    As many are allowed as a bound, divisor or given value of the parts has, or one more: those with more than
+    `_MAX_WIDENED` only where a label would be lost without. Where one is lost even so, there is no limit.
     """
-    unbounded = NumberPart()
-    return number_dfa(unbounded) if all(part == unbounded for part in parts) else _plain_numbers()
+    if digits is None:
+        return product
+    given = [value for part in parts for value in _written(part)]
+    sizes = [(value.adjusted() + 2, 1 - int(value.as_tuple().exponent)) for value in given]
+    for most in (_MAX_WIDENED, math.inf):
+        whole = max([digits, *(size for size, _ in sizes if size <= most)])
+        places = max([digits, *(size for _, size in sizes if size <= most)])
+        with suppress(GrammarError):  # of too many states
+            if (limited := _limited(product, _limited_numbers(whole, places))) is not None:
+                return limited
+    return product
+
+
+def _limited(product: LabelledDfa, limit: Dfa) -> LabelledDfa | None:
+    """Return the numbers that an automaton accepts, with their labels, or None if a label has no number."""
+    table, class_of, labels = product
+    columns, classes = np.unique(np.stack([class_of, limit.class_of]), axis=1, return_inverse=True)
+    found, pairs = pair_product(table[:, columns[0]], limit.table[:, columns[1]], "both", product_check())
+    kept = np.where(limit.accepting[pairs[:, 1]], labels[pairs[:, 0]], -1).astype(np.int32)
+    if set(kept.tolist()) != set(labels.tolist()):
+        return None
+    return live_part(found, classes.reshape(-1).astype(np.uint8), kept)
+
+
+def _written(part: NumberPart) -> Iterator[Decimal]:
+    yield from part.multiples
+    yield from part.values or ()
+    yield from (limit.value for each in part.all_ranges for limit in each if limit is not None)
+
+
+@lru_cache(maxsize=64)
+def _limited_numbers(whole: int, places: int) -> Dfa:
+    """Return the numbers of at most so many digits before and after the point."""
+    digit = Chars(((0x30, 0x39),))
+    natural = alternation([Bytes(b"0"), sequence(Chars(((0x31, 0x39),)), repeat(digit, 0, whole - 1))])
+    fraction = sequence(Bytes(b"."), repeat(digit, 1, places))
+    return expression_dfa(sequence(optional(Bytes(b"-")), natural, optional(fraction), optional(EXPONENT)))
+
+
+def as_ranges(part: NumberPart) -> NumberPart:
+    """Return the part of the same numbers that lists none, whose automaton knows all spellings of them."""
+    if part.values is None:
+        return part
+    bounds = [NumberBound(value, False) for value in sorted(part.values)]
+    ranges = tuple(NumberRange(bound, bound) for bound in bounds)
+    return NumberPart(lower=bounds[0], upper=bounds[-1], ranges=ranges if len(ranges) > 1 else ())
+
+
+def number_universe(parts: Sequence[NumberPart]) -> Dfa:
+    """Return the spellings whose truths all parts know, as the universe of their product.
+
+    No exponents are read beside many bounds, a large divisor, several divisors, or bounds and divisors, for which they
+    would need too many states, nor beside values that are listed, of which only some spellings are.
+    """
+    if any(part.values is not None for part in parts):
+        return _plain_numbers()
+    limits = {limit.value for part in parts for each in part.all_ranges for limit in each if limit is not None}
+    divisors = {divisor for part in parts for divisor in part.multiples}
+    if any(part.integer and not part.digits for part in parts):
+        divisors.add(Decimal(1))
+    if not divisors:
+        return expression_dfa(NUMBER) if len(limits) <= MAX_SCALED else _plain_numbers()
+    is_exact = not limits and len(divisors) == 1 and all(map(reads_exponents, divisors))
+    return multiples_universe() if is_exact else _plain_numbers()
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ from .keywords import (
     APPLICATORS,
     KEYWORDS,
     NUMBER_KEYWORDS,
+    REFERENCES,
     STRING_KEYWORDS,
     TYPE_KEYWORDS,
     TYPES,
@@ -159,7 +160,7 @@ def content_key(schema: Mapping[str, Any]) -> Hashable:
     content = []
     for name, value in schema.items():
         if name in KEYWORDS:
-            if isinstance(value, dict | list) or name in ("$ref", "$dynamicRef"):
+            if isinstance(value, dict | list) or name in REFERENCES:
                 return None
             content.append((name, type(value).__name__, value))
     return tuple(sorted(content, key=lambda item: item[0]))

@@ -15,7 +15,7 @@ from .document import Location
 from .formula import Formula, conj, disj, neg
 from .interface import SchemaCompiler
 from .keyword_set import derived_keywords, object_with
-from .keywords import child
+from .keywords import REFERENCES, child
 from .strings.string_dfas import pattern_chars
 
 MAX_COMBINATIONS = 64  # of conditions that patterns, or `contains`, have for the same name or item
@@ -136,7 +136,7 @@ class _Evaluations:
     def _find(self, location: Location, is_root: bool) -> Conditions:
         schema, document, compiler = location.schema, self._compiler.document, self._compiler
         ways: list[tuple[Formula, Conditions]] = [(True, dict.fromkeys(self._own(location, is_root), True))]
-        for keyword in ("$ref", "$dynamicRef"):
+        for keyword in REFERENCES:
             if keyword in schema:
                 ways.append((True, self.of(document.resolve(schema[keyword], location, keyword))))
         for number, value in enumerate(schema.get("allOf", ())):

@@ -17,7 +17,15 @@ from ..regex.dfa import START
 from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, atoms, bits_reader, conj, evaluate
 from .interface import SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
-from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_product, number_universe
+from .number_parts import (
+    NUMBER_END,
+    NumberPart,
+    candidates,
+    number_dfa,
+    number_product,
+    number_universe,
+    with_digits,
+)
 from .strings.string_states import QUOTE, string_start
 
 SPACES = b" \n\t\r"
@@ -75,7 +83,7 @@ class ValueStart(Nested):
                 state = compiler.structure_start(kind, formulas, result, self.unlike)
                 if state is not None:
                     edges[byte] = automaton.goto(state)
-        number_state = number_start(automaton, self._typed("number"), result)
+        number_state = number_start(automaton, self._typed("number"), result, compiler.number_digits)
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
@@ -100,10 +108,12 @@ def _word(automaton: Automaton, rest: bytes, result: int) -> int:
 # Numbers.
 
 
-def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
+def number_start(
+    automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes, digits: int | None
+) -> int | None:
     """Return the number of the state before a number for which the first formula holds, or None if there is none.
 
-    The number ends with the result code of the truths of the other formulas.
+    The number ends with the result code of the truths of the other formulas. `digits` are those of `SchemaOptions`.
     """
     need, tracked = formulas[0], formulas[1:]
     if need is False:
@@ -111,8 +121,8 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
     values = candidates(need)
     if values is not None and not tracked:
         kept = frozenset(v for v in values if evaluate(need, lambda part: part.holds(v)))  # noqa: B023
-        digits = any(part.digits for part in atoms(need))
-        need = NumberPart(digits=digits, values=kept) if kept else False
+        in_digits = any(part.digits for part in atoms(need))
+        need = NumberPart(digits=in_digits, values=kept) if kept else False
         if need is False:
             return None
     if not isinstance(need, And | Or | ExactlyOne | Not) and all(f == need or isinstance(f, bool) for f in tracked):
@@ -125,22 +135,24 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
             return None  # too complex to work out: allowing no number is safe
         if dfa.is_empty:
             return None
-        return START + automaton.block(("number", part, number), lambda: _number_block(part, number))
+        return START + automaton.block(("number", part, number, digits), lambda: _number_block(part, number, digits))
     is_alike = len({part.digits for formula in formulas for part in atoms(formula)}) == 1
     if values is not None and is_alike:
-        return listed_numbers(automaton, values, formulas, result)
-    return _number_product(automaton, (need, *tracked), result)
+        return listed_numbers(automaton, values, formulas, result, digits)
+    return _number_product(automaton, (need, *tracked), result, digits)
 
 
 @lru_cache(maxsize=256)
-def _number_block(part: NumberPart, result: int) -> Block:
+def _number_block(part: NumberPart, result: int, digits: int | None) -> Block:
     dfa = number_dfa(part)
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
-    return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
+    return Block(*with_digits((dfa.table, dfa.class_of, results), [part], digits), before=NUMBER_END)
 
 
-def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
-    key = ("numbers", formulas, id(result))
+def _number_product(
+    automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes, digits: int | None
+) -> int | None:
+    key = ("numbers", formulas, id(result), digits)
     if key in automaton.memory:
         return automaton.memory[key]  # type: ignore[no-any-return]
     need, *tracked = formulas
@@ -162,7 +174,7 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
         product = None  # too complex to work out: allowing no number is safe
         automaton.refused.add(error)
     if product is not None:
-        table, class_of, labels = product
+        table, class_of, labels = with_digits(product, parts, digits)
         start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=NUMBER_END))
     automaton.memory[key] = start
     return start

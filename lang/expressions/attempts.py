@@ -88,7 +88,7 @@ class CheckedAttempts:
     def __call__(self, attempted: session.Attempted) -> str | session.Retry | Coroutine[Any, Any, str | session.Retry]:
         text = attempted.sequence.text
         try:
-            value = self.result.parse(text)
+            value = self.result.value(text, is_cut=attempted.sequence.finish.type == "length")
             with self.before[-1][0].being_checked():
                 outcome = None if self.check.function is None else self.check.function(value)
         except Exception as error:

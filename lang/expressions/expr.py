@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, Constraint
 from ..tools.tool_set import OnError, ToolSet
-from ..types.result_types import TEXT, ReasoningFormat, ResultType, json_schema_text, of_dtype, of_schema
+from ..types.result_types import (
+    TEXT,
+    ReasoningFormat,
+    ResultType,
+    constrained_text,
+    json_schema_text,
+    of_dtype,
+    of_schema,
+)
 from .attempts import GenCheck
 from .choices import Method
 from .format_marks import has_mark, mark_of, split_at_marks
 
+OnCut = Literal["raise", "keep"]
 StringOrMany = str | Sequence[str]
 # Arguments of `gen` that are sampling parameters: the parameter's name -> the argument's.
 GEN_NAMES = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("gen")) is not None}
@@ -99,6 +108,8 @@ class GenExpr(Expr):
     tool_errors: OnError = "text"
     tool_result: str = RESULT
     additional_properties: AdditionalProperties | None = None
+    number_digits: int | None = None
+    on_cut: OnCut = "raise"
     check: GenCheck | None = None
     reasoning: ReasoningFormat | None = None
 
@@ -108,16 +119,19 @@ class GenExpr(Expr):
             result = of_schema(self.schema) if self.dtype is None else of_dtype(self.dtype)
             return result.constraint, result
         if self.regex is not None:
-            return Constraint("regex", self.regex), TEXT
+            return self._text_of(Constraint("regex", self.regex))
         if self.json_schema is not None:
-            return Constraint("json_schema", json_schema_text(self.json_schema)), TEXT
+            return self._text_of(Constraint("json_schema", json_schema_text(self.json_schema)))
         if self.grammar is not None:
-            return Constraint("grammar", self.grammar), TEXT
+            return self._text_of(Constraint("grammar", self.grammar))
         if self.tools is not None:
             return self.tools.constraint, TEXT
         if self.structural_tag is not None:
             return Constraint("structural_tag", self.structural_tag, additional_properties="closed"), TEXT
         return None, TEXT
+
+    def _text_of(self, constraint: Constraint) -> tuple[Constraint, ResultType]:
+        return constraint, TEXT if self.on_cut == "keep" else constrained_text(constraint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

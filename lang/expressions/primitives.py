@@ -28,6 +28,7 @@ from .expr import (
     Concat,
     Expr,
     GenExpr,
+    OnCut,
     RoleBeginExpr,
     RoleEndExpr,
     SelectExpr,
@@ -99,6 +100,8 @@ def gen(
     tool_errors: OnError = "text",
     tool_result: str = RESULT,
     additional_properties: AdditionalProperties | None = None,
+    number_digits: int | None = None,
+    on_cut: OnCut = "raise",
     check: Callable[[Any], Any] | None = None,
     retries: int | None = None,
     on_invalid: OnInvalid | None = None,
@@ -119,6 +122,12 @@ def gen(
     `additional_properties` applies to `json_schema`, `schema` and `tools`. "closed" allows an object that lists
     properties no others, "schema" allows any others, as JSON Schema does. None is the runtime's default for
     `json_schema`, "closed" for the other two.
+
+    `number_digits` are the digits that a number of `json_schema`, `schema` and `tools` may have before the point, and
+    after it, beyond what its schema's bounds need. 0 is no limit, None the runtime's default.
+
+    A text of `regex`, `json_schema` or `grammar` that `max_tokens` cuts off before it is complete raises RequestError,
+    code "invalid_result", when it is read. With on_cut="keep" it is the value as it is.
 
     `check` is called with the value, in a thread or, if it is async, in the program's event loop. An exception or a
     false result, other than None, makes the value invalid, as does a text that is not of the gen's type. Up to
@@ -141,6 +150,8 @@ def gen(
     }
     _exclusive(**constraints)
     _check_additional_properties(additional_properties, json_schema, schema, tools)
+    _check_number_digits(number_digits, json_schema, schema, tools)
+    _check_on_cut(on_cut, regex, json_schema, grammar)
     checked = check_of(
         check, retries, on_invalid, is_typed=any(one is not None for one in (dtype, schema, json_schema))
     )
@@ -172,6 +183,8 @@ def gen(
         tool_errors=tool_errors,
         tool_result=texts_of(tool_result),
         additional_properties=additional_properties,
+        number_digits=number_digits,
+        on_cut=on_cut,
         check=checked,
     )
 
@@ -450,6 +463,28 @@ def _check_additional_properties(value: Any, *schemas: Any) -> None:
         raise RequestError(
             "additional_properties says how a schema is read: give json_schema, schema or tools",
             param="additional_properties",
+        )
+
+
+def _check_number_digits(value: Any, *schemas: Any) -> None:
+    if value is None:
+        return
+    if type(value) is not int or not 0 <= value <= 1000:
+        raise RequestError(f"number_digits must be an int from 0 to 1000, got {value!r}", param="number_digits")
+    if all(schema is None for schema in schemas):
+        raise RequestError(
+            "number_digits says how JSON's numbers are written: give json_schema, schema or tools",
+            param="number_digits",
+        )
+
+
+def _check_on_cut(value: Any, *constraints: Any) -> None:
+    if value not in get_args(OnCut):
+        raise RequestError(f"on_cut must be 'raise' or 'keep', got {value!r}", param="on_cut")
+    if value == "keep" and all(constraint is None for constraint in constraints):
+        raise RequestError(
+            "on_cut says what becomes of a text that max_tokens cuts off: give regex, json_schema or grammar",
+            param="on_cut",
         )
 
 

@@ -101,7 +101,7 @@ class GeneratedVariable(OperationVariable):
 
     def _parse(self, sequence: session.Sequence) -> Any:
         try:
-            return self.result.parse(sequence.text)
+            return self.result.value(sequence.text, is_cut=sequence.finish.type == "length")
         except (ValueError, KeyError) as error:
             cut = ", cut off at max_tokens," if sequence.finish.type == "length" else ""
             message = f"the text {sequence.text!r}{cut} is not of type {self.result.name}: {error}"

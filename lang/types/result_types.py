@@ -6,7 +6,9 @@ Also the JSON Schemas of Python types, and the marks by which thoughts are separ
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_origin
@@ -24,13 +26,44 @@ _APPLICATORS = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "depe
 class ResultType:
     """A type of results. `parse` makes the value of a text; it raises ValueError if the text is not of the type.
 
-    `stop` strings end the text and are not part of it, since a number has no end of its own.
+    `stop` strings end the text and are not part of it, since a number has no end of its own. `check_cut` raises
+    ValueError if a text that was cut off at max_tokens is not complete; None: `parse` tells.
     """
 
     name: str
     parse: Callable[[str], Any]
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
+    check_cut: Callable[[str], None] | None = None
+
+    def value(self, text: str, *, is_cut: bool) -> Any:
+        """Return the value of a text. Raises ValueError or KeyError if it is not of the type, or cut off before it is
+        complete."""
+        if is_cut and self.check_cut is not None:
+            self.check_cut(text)
+        return self.parse(text)
+
+
+def constrained_text(constraint: Constraint) -> ResultType:
+    """Return the type of the texts of a regex, JSON Schema or grammar, of which a text that was cut off may be none."""
+    return ResultType(_NAMES[constraint.kind], str, constraint, check_cut=partial(_check_cut, constraint))
+
+
+_NAMES = {"regex": "text of the regex", "json_schema": "JSON of the schema", "grammar": "text of the grammar"}
+
+
+def _check_cut(constraint: Constraint, text: str) -> None:
+    """Raise ValueError unless a text that was cut off is known to be complete."""
+    match constraint.kind:
+        case "regex":
+            with suppress(re.error):  # of what Python's patterns lack
+                if re.fullmatch(constraint.source, text, re.ASCII):
+                    return
+        case "json_schema":
+            with suppress(ValueError):
+                if type(json.loads(text)) not in (int, float):  # more digits may follow
+                    return
+    raise ValueError("it is not complete; raise max_tokens, or give on_cut='keep' for the text as it is")
 
 
 def _regex(pattern: str) -> Constraint:

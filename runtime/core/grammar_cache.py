@@ -30,7 +30,13 @@ from ...constrained import (
 )
 from ...constrained.backends import BackendName, MatcherSource, backend
 from ..protocol.errors import RequestError
-from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
+from ..protocol.sampling import (
+    DEFAULT_NUMBER_DIGITS,
+    AdditionalProperties,
+    Constraint,
+    ConstraintKind,
+    JsonWhitespace,
+)
 from .turns import Turns
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
@@ -62,7 +68,7 @@ class GrammarTotals(NamedTuple):
 class GrammarCache:
     """Compiles a constraint once, however many requests ask for it, also at the same time.
 
-    Integers are written as digits. `additional_properties` is for constraints that do not say. Raises RequestError when
+    Integers are written as digits. The options of JSON are for constraints that do not say. Raises RequestError when
     the package of `engine` is not installed.
     """
 
@@ -73,6 +79,8 @@ class GrammarCache:
         *,
         engine: BackendName = "native",
         additional_properties: AdditionalProperties = "closed",
+        number_digits: int = DEFAULT_NUMBER_DIGITS,
+        json_whitespace: JsonWhitespace = "bounded",
         max_grammars: int = MAX_GRAMMARS,
         max_bytes: int = MAX_GRAMMAR_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
@@ -88,7 +96,11 @@ class GrammarCache:
         self._max_grammars = max_grammars
         self._max_bytes = max_bytes
         self._num_renewals = 0  # of grammars that have been dropped
-        self._additional_properties = additional_properties
+        self._defaults = {
+            "additional_properties": additional_properties,
+            "number_digits": number_digits,
+            "whitespace": json_whitespace,
+        }
         # Compilations and masks take turns: they hold the interpreter most of the time, so two threads at once would
         # not be faster, but steps would wait for one more. The jobs of one constraint are a line: they share a lock.
         self._turns = Turns("grammar")
@@ -182,10 +194,9 @@ class GrammarCache:
         self._turns.close()
 
     def _with_default(self, constraint: Constraint) -> Constraint:
-        """Fill in the default, so that a constraint that states it is the same one."""
-        if constraint.additional_properties is not None:
-            return constraint
-        return msgspec.structs.replace(constraint, additional_properties=self._additional_properties)
+        """Fill in the defaults, so that a constraint that states them is the same one."""
+        missing = {name: value for name, value in self._defaults.items() if getattr(constraint, name) is None}
+        return msgspec.structs.replace(constraint, **missing) if missing else constraint
 
     def _warm_up(self) -> None:
         for source in _WARM_UP_GRAMMARS:
@@ -226,7 +237,10 @@ def _drop_masks(grammar: Any) -> None:
 def grammar_source(constraint: Constraint) -> GrammarSource:
     """Convert a request's constraint. Raises RequestError (code "invalid_grammar") for choices that are no list of
     texts."""
-    options = SchemaOptions(constraint.additional_properties or "closed", "digits")
+    digits = DEFAULT_NUMBER_DIGITS if constraint.number_digits is None else constraint.number_digits
+    options = SchemaOptions(
+        constraint.additional_properties or "closed", "digits", digits or None, constraint.whitespace
+    )
     match constraint.kind:
         case "regex":
             return Regex(constraint.source)

@@ -218,6 +218,8 @@ def _grammar_cache(
         recorder.measures,
         engine=config.grammar_backend,
         additional_properties=config.additional_properties,
+        number_digits=config.number_digits,
+        json_whitespace=config.json_whitespace,
         max_bytes=int(config.grammar_memory * (1 << 30)),
         wait_for_loops=None if awaited is None else awaited.wait_for_grammars,
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .sampling import AdditionalProperties
+from .sampling import DEFAULT_NUMBER_DIGITS, AdditionalProperties, JsonWhitespace
 
 PAGE_SIZE = 16  # tokens of a KV page, the unit in which memory is given out and reused
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
@@ -215,6 +215,22 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "schema: any, as JSON Schema says; a request may ask for either"
         ),
     ] = "closed"
+    number_digits: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="digits that numbers of JSON may have before the point, and after it, beyond what a schema's "
+            "bounds need; 0: any number, so that a model may write digits without end; a request may ask for others",
+        ),
+    ] = DEFAULT_NUMBER_DIGITS
+    json_whitespace: Annotated[
+        JsonWhitespace,
+        Meta(
+            description="whitespace of JSON: compact: none; bounded: at most one space after commas and colons; "
+            "any: as JSON allows; a request may ask for either"
+        ),
+    ] = "bounded"
     jump_forward: Annotated[bool, Meta(description="append forced text of grammars without running the model")] = True
     kv_events: Annotated[
         str | None,

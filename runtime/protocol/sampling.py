@@ -18,6 +18,8 @@ from .errors import RequestError
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
 PropertyOrder = Literal["any", "schema"]
 AdditionalProperties = Literal["closed", "schema"]
+JsonWhitespace = Literal["compact", "bounded", "any"]
+DEFAULT_NUMBER_DIGITS = 20  # of numbers in JSON, before the point and after it: int64 and uint64 fit
 Api = Literal["gen", "native", "openai"]
 Dialect = Literal["openai", "sglang", "vllm"]
 Stage = Literal["limit", "draw", "logits", "stop", "text"]
@@ -100,13 +102,16 @@ class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept), a JSON list of choices, a
     grammar. `order` is the order of the properties of JSON objects: any, or the schema's. `additional_properties` is
     for object schemas that list members and do not mention others: "closed" allows no others, "schema" any others, as
-    JSON Schema does; None is the server's default.
+    JSON Schema does. `number_digits` are the digits that a number of JSON may have before the point, and after it,
+    beyond what its schema's bounds need; 0 is no limit. `whitespace` is that of JSON. None is the server's default.
     """
 
     kind: ConstraintKind
     source: str
     order: PropertyOrder = "any"
     additional_properties: AdditionalProperties | None = None
+    number_digits: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    whitespace: JsonWhitespace | None = None
 
 
 class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,6 +19,8 @@ _ALIASES = {
     "cache_type_v": "kv_dtype",
     "chunked_prefill_size": "prefill_budget",
     "collect_detailed_traces": "otlp_endpoint",
+    "constrained_json_disable_any_whitespace": "json_whitespace",
+    "constrained_json_whitespace_pattern": "json_whitespace",
     "ctx_size": "context_length",
     "disable_cuda_graph": "cuda_graphs",
     "disable_hybrid_kv_cache_manager": "window_ratio",

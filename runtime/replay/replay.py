@@ -134,6 +134,8 @@ class _ReplayScheduler:
                 vocabulary.eos_ids,
                 engine=header.config.grammar_backend,
                 additional_properties=header.config.additional_properties,
+                number_digits=header.config.number_digits,
+                json_whitespace=header.config.json_whitespace,
             )
         )
         self.scheduler = Scheduler(

@@ -117,12 +117,37 @@ def test_a_request_asks_for_json_schemas_own_reading(http: httpx.Client, model: 
         assert text.startswith('{"b"')
 
 
+PAIR: dict[str, Any] = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2, "requierd": ["a"]}
+
+
+@pytest.mark.parametrize("name", ["response_format", "structured_outputs", "completions", "generate"])
+def test_a_request_says_how_json_is_written_and_is_told_of_a_misspelled_keyword(
+    http: httpx.Client, model: str, name: str
+) -> None:
+    route, body = ROUTES[name]
+    asked = json.loads(json.dumps(body).replace(json.dumps(TRIP), json.dumps(PAIR)))
+    fields = asked["sampling_params"] if route == "/generate" else asked
+    if name == "structured_outputs":
+        fields["structured_outputs"]["disable_any_whitespace"] = True
+    else:
+        fields["json_whitespace"] = "compact"
+    fields["number_digits"] = 2
+    answer = posted(http, model, route, asked)
+    for text in texts_of(answer.raise_for_status().json()):
+        assert re.fullmatch(r"\[[-+.eE\d]+,[-+.eE\d]+\]", text)
+        assert re.search(r"(?<![eE\d])(?<![eE][-+])\d{3}|\.\d{3}", text) is None
+    assert "/requierd is no keyword" in answer.headers["x-schema-warning"]
+    assert "did you mean required?" in answer.headers["x-schema-warning"]
+
+
 @pytest.mark.parametrize(
     ("route", "body"),
     [
         chat({"additional_properties": "open", "json_schema": TRIP}),
         chat({"additional_properties": "schema"}),
         chat({"additional_properties": "schema", "regex": "a+"}),
+        chat({"number_digits": 5, "regex": "a+"}),
+        chat({"json_whitespace": "compact"}),
         ("/v1/constrained", {"prompt": "a", "choices": ["a"], "additional_properties": "closed"}),
         ("/generate", {"text": "a", "sampling_params": {"regex": "a+", "additional_properties": "closed"}}),
     ],
@@ -132,4 +157,4 @@ def test_where_there_is_no_schema_to_read_the_field_is_refused(
 ) -> None:
     answer = posted(http, model, route, body)
     assert answer.status_code == 400
-    assert "additional_properties" in answer.text
+    assert any(name in answer.text for name in ("additional_properties", "number_digits", "json_whitespace"))

@@ -15,6 +15,8 @@ Dialect = Literal["python", "ecma"]
 
 _CONTROL = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
 _HEX_WIDTH = {"x": 2, "u": 4, "U": 8}
+_OCTAL = re.compile("0[0-7]{0,2}|[0-7]{3}")  # three digits are no reference to a group
+_OCTAL_IN_CLASS = re.compile("[0-7]{1,3}")
 _BRACED = re.compile(r"\{([0-9A-Fa-f]{1,8})\}")
 _LOW_SURROGATE = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _PROPERTY = re.compile(r"\{([A-Za-z_=]{1,60})\}")
@@ -126,6 +128,13 @@ class CharacterReader:
             return _one(ord(self.pattern[self.at - 1]) % 32)
         if letter == "0" and not self.peek().isdigit():
             return chars("\0")
+        if self.python and (octal := (_OCTAL_IN_CLASS if in_class else _OCTAL).match(self.pattern, self.at - 1)):
+            self.at = octal.end()
+            if (code := int(octal[0], 8)) > 0xFF:
+                self.fail(f"\\{octal[0]}: an octal escape is at most \\377", start)
+            return _one(code)
+        if letter == "0":
+            self.fail(f"\\0{self.peek()}: octal escapes are not supported; write \\x..", start)
         if letter.isdigit() and not in_class:
             self.fail(f"\\{letter}: a reference to a group is not supported", start)
         if letter.isascii() and letter.isalnum():

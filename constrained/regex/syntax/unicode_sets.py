@@ -43,6 +43,8 @@ def property_set(name: str) -> CharSet | None:
         return ((0, MAX_CODE_POINT),)
     if name == "ASCII":
         return ((0, 0x7F),)
+    if name in ("ASCII_Hex_Digit", "AHex"):
+        return ((0x30, 0x39), (0x41, 0x46), (0x61, 0x66))
     key, equals, value = name.rpartition("=")
     if key in ("", "General_Category", "gc") and (found := _category(_LONG_NAMES.get(value, value))) is not None:
         return found

@@ -21,7 +21,7 @@ from ..document import Document, Location
 from ..formula import Formula, ResultCodes, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
-from ..keywords import APPLICATORS, child
+from ..keywords import APPLICATORS, REFERENCES, child
 from ..number_parts import NumberPart
 from ..objects.name_states import MAX_NAME_KINDS, MemberNames
 from ..objects.object_context import ObjectContext, is_plain
@@ -201,6 +201,9 @@ def _closure(document: Document, *locations: Location) -> list[Location]:
     return list(found.values())
 
 
+_number_start = partial(number_start, digits=None)
+
+
 class LimitCheck:
     """Works out the goals of one document that many schemas make up. Raises GrammarError with the pointer of one."""
 
@@ -269,7 +272,7 @@ class LimitCheck:
 
     def _check_scalars(self, location: Location) -> None:
         """Refuse a schema whose constraints on one string or number are too complex together."""
-        self._check_kinds(self._compiler.goal(location), location, {"string": string_start, "number": number_start})
+        self._check_kinds(self._compiler.goal(location), location, {"string": string_start, "number": _number_start})
 
     def _check_kinds(self, goal: Formula, location: Location, starts: dict[str, _AddStates]) -> None:
         compiler, automaton = self._compiler, Automaton()
@@ -300,7 +303,7 @@ class LimitCheck:
         num_before = len(compiler.refused)
         try:
             self._check_strings((goal,))
-            self._check_kinds(goal, location, {"number": number_start})
+            self._check_kinds(goal, location, {"number": _number_start})
             self._check_array(compiler.typed(goal, "array"), location)
             members = compiler.typed(goal, "object")
             inner = [] if members in self._checked_objects else list(self._of_object(members, location))
@@ -387,7 +390,7 @@ def same_value(document: Document, location: Location) -> list[tuple[str, Locati
 
 def _same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
     schema, pointer = location.schema, location.pointer
-    for keyword in ("$ref", "$dynamicRef"):
+    for keyword in REFERENCES:
         if keyword in schema:
             yield f"{pointer}/{keyword}", document.resolve(schema[keyword], location, keyword)
     if "$ref" in schema and location.ref_is_alone:

@@ -88,7 +88,7 @@ class ListedStart:
             if structures:
                 edges[byte] = automaton.goto(listed_start(kind, value_choice(choice.style, structures)))
         codes = {value.content: code for value, code in choice.of_kind("number")}
-        rest = given_numbers(automaton, codes, choice.style.digits) if codes else 0
+        rest = given_numbers(automaton, codes, choice.style.digits, choice.style.compiler.number_digits) if codes else 0
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:

@@ -26,6 +26,7 @@ from ...protocol.sampling import (
     Api,
     Constraint,
     ConstraintKind,
+    JsonWhitespace,
     LogprobParams,
     Parameter,
     SamplingParams,
@@ -33,9 +34,17 @@ from ...protocol.sampling import (
 from ..chat.input import ChatOptions
 from ..text.generation import MAX_SAMPLES
 from .peer_fields import PEER_FIELDS
+from .schema_warnings import note_misspelled
 
 MAX_BATCH = 4096
 SCHEMA_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "structural_tag")  # constraints that contain JSON schemas
+
+# Fields that say something of the schemas of a request, and what.
+OF_SCHEMAS = {
+    "additional_properties": "says how a schema is read",
+    "number_digits": "says how the numbers of JSON are written",
+    "json_whitespace": "says how JSON is written",
+}
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 T = TypeVar("T")
@@ -256,6 +265,9 @@ def _value(row: Parameter, value: Any) -> Any:
 NativeSampling = create_model("NativeSampling", __base__=RequestBody, **sampling_fields("native"))
 
 
+NumberDigits = Annotated[int | None, described(minimum=0, maximum=1000), Field(ge=0, le=1000)]  # 0 is no limit
+
+
 class SamplingBody(NativeSampling):
     """Sampling parameters of the native API."""
 
@@ -265,6 +277,8 @@ class SamplingBody(NativeSampling):
     ebnf: str | None = None
     structural_tag: str | dict[str, Any] | None = None
     additional_properties: AdditionalProperties | None = None
+    number_digits: NumberDigits = None
+    json_whitespace: JsonWhitespace | None = None
 
     def params(self, num_continued: int = 0) -> SamplingParams:
         """Convert to SamplingParams, after `num_continued` tokens of the output. Raises RequestError naming the
@@ -282,18 +296,25 @@ class SamplingBody(NativeSampling):
             ("structural_tag", "structural_tag", self.structural_tag),
         ]
         given = [(name, kind, source) for name, kind, source in asked if source is not None]
-        if self.additional_properties is not None and (not given or given[0][1] not in SCHEMA_KINDS):
-            raise RequestError(
-                "additional_properties says how a schema is read: give json_schema or structural_tag",
-                param="additional_properties",
-            )
+        option = next((name for name in OF_SCHEMAS if getattr(self, name) is not None), None)
+        if option is not None and (not given or given[0][1] not in SCHEMA_KINDS):
+            raise RequestError(f"{option} {OF_SCHEMAS[option]}: give json_schema or structural_tag", param=option)
         if not given:
             return None
         if len(given) > 1:
             names = " and ".join(name for name, _, _ in given)
             raise RequestError(f"{names} exclude one another", param=given[1][0])
         [(name, kind, source)] = given
-        return Constraint(kind, json_text(source, name), additional_properties=self.additional_properties)
+        text = json_text(source, name)
+        if kind == "json_schema":
+            note_misspelled(name, text)
+        return Constraint(
+            kind,
+            text,
+            additional_properties=self.additional_properties,
+            number_digits=self.number_digits,
+            whitespace=self.json_whitespace,
+        )
 
 
 class SessionParams(Body):

@@ -127,6 +127,8 @@ class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
                 parallel=self.parallel_tool_calls,
                 constrained=asked.constraint is not None,
                 additional_properties=self.additional_properties,
+                number_digits=self.number_digits,
+                json_whitespace=self.whitespace(),
             ),
             splits_reasoning=self.separate_reasoning,
             thinking_budget=self.thinking_budget,

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 
 from ...protocol.errors import RequestError
-from ...protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, PropertyOrder
-from .bodies import SCHEMA_KINDS, Body, Many, RequestBody, Text, json_text
+from ...protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, JsonWhitespace, PropertyOrder
+from .bodies import OF_SCHEMAS, SCHEMA_KINDS, Body, Many, NumberDigits, RequestBody, Text, json_text
+from .schema_warnings import note_misspelled
 
 Schema = dict[str, Any] | bool
 
@@ -56,6 +57,7 @@ class StructuredOutputs(Body):
     grammar: Text | None = None
     structural_tag: Text | dict[str, Any] | None = None
     json_object: bool = False
+    disable_any_whitespace: bool = False
 
 
 class RequestedConstraint(NamedTuple):
@@ -80,6 +82,9 @@ class ConstraintFields(RequestBody):
     json_schema: Schema | Text | None = None
     structural_tag: Text | dict[str, Any] | None = None
     additional_properties: AdditionalProperties | None = None  # applies to the schemas of tools too
+    number_digits: NumberDigits = None
+    json_whitespace: JsonWhitespace | None = None
+    constrained_json_disable_any_whitespace: bool = False  # SGLang's name of json_whitespace="compact"
 
     def constraint(self) -> tuple[Constraint, str] | None:
         """Return the constraint and its field, or None. Raises RequestError for two constraints, and for invalid
@@ -87,11 +92,8 @@ class ConstraintFields(RequestBody):
         """
         given = [requested for requested in self._requested() if requested.source is not None]
         if not given:
-            if self.additional_properties is not None and not self.has_other_schemas:
-                raise RequestError(
-                    "additional_properties says how a schema is read: give a schema or tools",
-                    param="additional_properties",
-                )
+            if (name := _given_option(self)) is not None and not self.has_other_schemas:
+                raise RequestError(f"{name} {OF_SCHEMAS[name]}: give a schema or tools", param=name)
             return None
         if len(given) > 1:
             names = " and ".join(requested.field for requested in given)
@@ -106,15 +108,18 @@ class ConstraintFields(RequestBody):
     def as_constraint(
         self, field: str, kind: ConstraintKind, source: Any, order: PropertyOrder = "any"
     ) -> tuple[Constraint, str]:
-        """Build a constraint. Raises RequestError for invalid Unicode, and for `additional_properties` without a
-        schema.
-        """
+        """Build a constraint. Raises RequestError for invalid Unicode, and for options of schemas without a schema."""
         text = json_text(source, field)
-        if self.additional_properties is not None and kind not in SCHEMA_KINDS:
-            raise RequestError(
-                f"additional_properties says how a schema is read, and {field} has none", param="additional_properties"
-            )
-        return Constraint(kind, text, order, self.additional_properties), field
+        if kind == "json_schema":
+            note_misspelled(field, text)
+        if (name := _given_option(self)) is not None and kind not in SCHEMA_KINDS:
+            raise RequestError(f"{name} {OF_SCHEMAS[name]}, and {field} has none", param=name)
+        return Constraint(kind, text, order, self.additional_properties, self.number_digits, self.whitespace()), field
+
+    def whitespace(self) -> JsonWhitespace | None:
+        """Return the whitespace of JSON that the request asks for under any of its names."""
+        of_vllm = self.structured_outputs is not None and self.structured_outputs.disable_any_whitespace
+        return "compact" if of_vllm or self.constrained_json_disable_any_whitespace else self.json_whitespace
 
     def _requested(self) -> list[RequestedConstraint]:
         structured = self.structured_outputs or StructuredOutputs()
@@ -137,6 +142,11 @@ class ConstraintFields(RequestBody):
             RequestedConstraint("json_schema", "json_schema", self.json_schema),
             RequestedConstraint("structural_tag", "structural_tag", self.structural_tag),
         ]
+
+
+def _given_option(fields: ConstraintFields) -> str | None:
+    """Return the first field that is set and says something of schemas."""
+    return next((name for name in OF_SCHEMAS if getattr(fields, name) is not None), None)
 
 
 def _from_format(field: str, requested: ResponseFormat | None) -> RequestedConstraint:

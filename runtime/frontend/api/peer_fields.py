@@ -301,7 +301,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "stream_reasoning",
         "timings_per_token",
     ),
-    "the grammar engine is chosen at start, and its whitespace is bounded": (
+    "the grammar engine is chosen at start, and JSON's whitespace by json_whitespace": (
         "grammar_lazy",
         "grammar_triggers",
         "guided_decoding_backend",

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from ...protocol.errors import RequestError
-from ...protocol.sampling import AdditionalProperties, Constraint
+from ...protocol.sampling import AdditionalProperties, Constraint, JsonWhitespace, PropertyOrder
 from ..chat.input import CallableTools
 from .bodies import Body, Many, Text, json_text
+from .schema_warnings import note_misspelled
 
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -81,12 +82,25 @@ def callable_tools(
     parallel: bool,
     constrained: bool,
     additional_properties: AdditionalProperties | None = None,
+    number_digits: int | None = None,
+    json_whitespace: JsonWhitespace | None = None,
 ) -> CallableTools | None:
     """Return the tools that may be called; None when no tool may be.
 
-    `constrained`: the text has a constraint too, so a call must be recognised before it begins. `additional_properties`
-    applies to the arguments' schemas. Raises RequestError for a choice of unknown tools.
+    `constrained`: the text has a constraint too, so a call must be recognised before it begins. The last three apply to
+    the arguments' schemas. Raises RequestError for a choice of unknown tools.
     """
+
+    def schema(function: Function) -> Constraint:
+        """Build the arguments' constraint: always an object; a strict function's has the schema's order."""
+        given = NO_ARGUMENTS if function.parameters is None else function.parameters
+        if "type" not in given:
+            given = {"type": "object", **given}
+        text = json_text(given, f"tool {function.name!r}", param="tools")
+        note_misspelled(f"tool {function.name}", text)
+        order: PropertyOrder = "schema" if function.strict else "any"
+        return Constraint("json_schema", text, order, additional_properties, number_digits, json_whitespace)
+
     functions = {tool.function.name: tool.function for tool in tools}
     if len(functions) < len(tools):
         raise RequestError("tools must have different names", param="tools")
@@ -96,7 +110,7 @@ def callable_tools(
     chosen = [functions[name] for name in names]
     return CallableTools(
         definitions=[tool.sent for tool in tools],
-        schemas={function.name: _schema(function, additional_properties) for function in chosen},
+        schemas={function.name: schema(function) for function in chosen},
         forced=mode == "required",
         strict=constrained or any(function.strict for function in chosen),
         parallel=parallel and not isinstance(choice, NamedChoice),
@@ -117,12 +131,3 @@ def _chosen(choice: ToolChoice | None, names: list[str]) -> tuple[list[str], Lit
     if mode == "required" and not wanted:
         raise RequestError("tool_choice asks for a call, but there are no tools", param="tool_choice")
     return list(dict.fromkeys(wanted)), mode  # type: ignore[return-value]
-
-
-def _schema(function: Function, additional_properties: AdditionalProperties | None) -> Constraint:
-    """Build the arguments' constraint: always an object; a strict function's has the schema's order."""
-    schema = NO_ARGUMENTS if function.parameters is None else function.parameters
-    if "type" not in schema:
-        schema = {"type": "object", **schema}
-    text = json_text(schema, f"tool {function.name!r}", param="tools")
-    return Constraint("json_schema", text, "schema" if function.strict else "any", additional_properties)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 
+import msgspec
+
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Generator, Piece
@@ -327,7 +329,7 @@ def _json_between(before: str, value: Constraint, after: str) -> Constraint:
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
     parts.insert(1, f'{{"type": "json_schema", "json_schema": {value.source}}}')
     whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'
-    return Constraint("structural_tag", whole, value.order, value.additional_properties)
+    return msgspec.structs.replace(value, kind="structural_tag", source=whole)
 
 
 def _markers(request: ChatRequest) -> list[str]:

@@ -133,7 +133,7 @@ def create_app(
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-schema-warning", "retry-after"],
         )
     # The outermost, so rejected requests are counted too.
     is_recorded = generator.log is not None

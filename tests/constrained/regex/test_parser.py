@@ -316,3 +316,15 @@ def test_a_script_may_stand_for_itself(script: str, dialect: Literal["python", "
 def test_a_property_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(GrammarError, match="without a known property name"):
         parse_regex(rf"\p{{{name}}}")
+
+
+@pytest.mark.parametrize("pattern", [r"\0", r"\012", r"\07x", r"[\7\101]", r"\101\x42", r"\08", r"\377"])
+def test_octal_escapes_are_pythons(pattern: str) -> None:
+    dfa = regex_dfa(pattern)
+    for text in [*map(chr, range(256)), *(chr(code) + after for code in range(66) for after in "x8B")]:
+        assert dfa.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+def test_ascii_hex_digits_are_those_of_ecma() -> None:
+    dfa = regex_dfa(r"\p{ASCII_Hex_Digit}")
+    assert {chr(code) for code in range(128) if dfa.accepts(chr(code).encode())} == set("0123456789abcdefABCDEF")

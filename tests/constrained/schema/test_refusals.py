@@ -71,10 +71,60 @@ def test_unsupported_keywords_of_draft_3_are_refused(keyword: str) -> None:
     assert caught.value.pointer == f"/properties/a/{keyword}"
 
 
-def test_a_recursive_reference_is_refused_with_its_pointer() -> None:
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$recursiveRef": "#/b"}}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"$recursiveRef": "#"}}},
+    ],
+)
+def test_a_recursive_reference_that_2019_09_does_not_know_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_constraint(JsonSchema({"properties": {"a": {"$recursiveRef": "#"}}}), shared_vocabulary())
+        compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert caught.value.pointer == "/properties/a/$recursiveRef"
+
+
+TREE = {
+    "$id": "http://x/tree",
+    "$recursiveAnchor": True,
+    "type": "object",
+    "properties": {"kids": {"type": "array", "items": {"$recursiveRef": "#"}}},
+}
+STRICT_TREE = {
+    "$id": "http://x/strict",
+    "$recursiveAnchor": True,
+    "$ref": "tree",
+    "properties": {"kids": True, "n": {"type": "integer"}},
+    "required": ["n"],
+    "$defs": {"tree": TREE},
+}
+
+
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_recursive_references_go_to_the_outermost_anchor(outer: bool, inner: bool) -> None:
+    tree = {**TREE, "$recursiveAnchor": inner}
+    schema = {
+        **STRICT_TREE,
+        "$schema": "https://json-schema.org/draft/2019-09/schema",
+        "$recursiveAnchor": outer,
+        "$defs": {"tree": tree},
+    }
+    judge, grammar = (
+        jsonschema.Draft201909Validator(schema),
+        compile_constraint(JsonSchema(schema), shared_vocabulary()),
+    )
+    for value in (
+        {"n": 1},
+        {"n": 1, "kids": []},
+        {"n": 1, "kids": [{}]},
+        {"n": 1, "kids": [{"n": 2}]},
+        {"n": 1, "kids": [{"n": 2, "kids": [{"n": "x"}]}]},
+        {"n": 1, "kids": [{"kids": [3]}]},
+        {"kids": []},
+    ):
+        text = json.dumps(value).encode()
+        assert accepts(grammar, text) == judge.is_valid(value), value
 
 
 def test_a_complex_schema_is_not_called_unsatisfiable() -> None:

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
@@ -239,9 +240,15 @@ class ConstraintChecker:
 
         vocabulary = BYTES if of_bytes else self._vocabulary
         closed = constraint.additional_properties or self._config.additional_properties
-        options = JsonOptions(closed, order=constraint.order)
+        options = JsonOptions(
+            closed, self._config.json_whitespace, constraint.order, number_digits=self._config.number_digits or None
+        )
         kind: Kind = "schema"
-        source = grammar_source(constraint)
+        source = grammar_source(
+            msgspec.structs.replace(
+                constraint, number_digits=self._config.number_digits, whitespace=self._config.json_whitespace
+            )
+        )
         match source:
             case Choices():
                 nothing = Explanation("", "regex", None)

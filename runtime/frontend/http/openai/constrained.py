@@ -36,6 +36,8 @@ class ConstrainedBody(GenerationFields):
         "json_schema",
         "grammar",
         "additional_properties",
+        "number_digits",
+        "json_whitespace",
     }
     model_config = example({"prompt": "The capital of France is", "choices": [" Paris", " Rome", " Oslo"]})
     stream: Literal[False] = False

@@ -15,15 +15,18 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ....protocol.errors import RequestError
+from ...api.schema_warnings import HEADER, NOTED
 from ...text.offload import CancellationToken, offload
 from .large_json import LARGE, MAX_NUMBERS, read_json
 from .streaming import ClientDisconnectedError, cancel_on_disconnect
+
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class BodyRoute(APIRoute):
     """Read and validate large bodies in a thread; FastAPI would block the event loop with them."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> _Handler:
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
@@ -40,14 +43,22 @@ class BodyRoute(APIRoute):
                     f"the body must be sent as Content-Type: application/json; its type is {given}",
                     code="unsupported_media_type",
                 )
-            if len(data) <= LARGE:
-                return await handle(request)
-            max_numbers = max(MAX_NUMBERS, request.app.state.core.require_info().context_length)
-            validation = offload(lambda cancellation: self._validated(data, max_numbers, cancellation))
-            body = await cancel_on_disconnect(request, validation)
-            return await handle(_ReadRequest(request, body))
+            noted: list[str] = []
+            NOTED.set(noted)
+            response = await self._answer(handle, request, data)
+            if noted:
+                response.headers[HEADER] = " ".join(noted)
+            return response
 
         return handle_request
+
+    async def _answer(self, handle: _Handler, request: Request, data: bytes) -> Response:
+        if len(data) <= LARGE:
+            return await handle(request)
+        max_numbers = max(MAX_NUMBERS, request.app.state.core.require_info().context_length)
+        validation = offload(lambda cancellation: self._validated(data, max_numbers, cancellation))
+        body = await cancel_on_disconnect(request, validation)
+        return await handle(_ReadRequest(request, body))
 
     def _validated(self, data: bytes, max_numbers: int, cancellation: CancellationToken) -> Any:
         """Return the validated body. Raises RequestError, RequestValidationError and HTTPException."""

@@ -167,6 +167,8 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
                 parallel=self.parallel_tool_calls,
                 constrained=asked.constraint is not None,
                 additional_properties=self.additional_properties,
+                number_digits=self.number_digits,
+                json_whitespace=self.whitespace(),
             ),
             rendering=RenderOptions(variables=self.template_variables()),
         )
