@@ -30,8 +30,12 @@ def validated(kind: type[B], values: Any) -> B:
 
 def explain_validation_error(errors: Iterable[dict[str, Any]], body: Any) -> tuple[str, str | None]:
     """Return a message about a wrong body, and the parameter at fault."""
-    # Each alternative of a union reports errors. The deepest path belongs to the alternative that the client meant.
-    detail, path = max(((detail, _body_path(detail, body)) for detail in errors), key=lambda pair: len(pair[1]))
+    # Each alternative of a union reports errors. The deepest path belongs to the alternative that the client meant, and
+    # of those a value of the right type.
+    detail, path = max(
+        ((detail, _body_path(detail, body)) for detail in errors),
+        key=lambda pair: (len(pair[1]), not pair[0]["type"].endswith("_type")),
+    )
     if detail["type"] == "json_invalid":
         return f"the body is no JSON: {detail.get('ctx', {}).get('error', detail['msg'])}", None
     param = printable(_field_name(path)) or None
