@@ -147,9 +147,9 @@ class Request:
     serial: int  # in order of arrival
     rank: int  # serial of its program's first request, or its own
     end: int  # maximum length of `tokens`
-    rope: RopeSwitch | None  # of a model whose angles change with the length
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
+    rope: RopeSwitch | None = None  # of a model whose angles change with the length
     rules: TokenRules | None = None  # None: every token may follow
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
     matcher: OutputMatcher | None = None
