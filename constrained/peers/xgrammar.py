@@ -79,16 +79,16 @@ def _check_patterns(schema: Any) -> None:
     for location in Document(read_schema(schema)).all:
         if not isinstance(location.schema, dict):
             continue
-        pattern, members = location.schema.get("pattern"), location.schema.get("patternProperties")
-        patterns: list[tuple[Any, list[str]]] = [(pattern, ["pattern"])]
-        if isinstance(members, dict):
-            patterns += [(name, ["patternProperties", name]) for name in members]
-        for text, path in patterns:
-            if isinstance(text, str) and _may_match_escaped(parse_regex(text, "ecma")):
+        members = location.schema.get("patternProperties")
+        patterns = {child(location.pointer, "pattern"): location.schema.get("pattern")}
+        for name in members if isinstance(members, dict) else ():
+            patterns[child(location.pointer, "patternProperties", name)] = name
+        for pointer, pattern in patterns.items():
+            if isinstance(pattern, str) and _may_match_escaped(parse_regex(pattern, "ecma")):
                 raise GrammarError(
                     'xgrammar does not escape what a pattern matches: exclude ", \\ and control characters, or use the '
                     "native backend",
-                    pointer=child(location.pointer, *path),
+                    pointer=pointer,
                 )
 
 

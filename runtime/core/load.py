@@ -81,6 +81,13 @@ def load_core(
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
+    if not tokenizer.eos_ids:
+        raise RequestError(
+            f"{path}: no token ends an output: its files name none of the {tokenizer.vocab_size} tokens, and no "
+            "special token has a usual name. Set eos_token_id in generation_config.json, or "
+            "tokenizer.ggml.eos_token_id in a GGUF file",
+            param="model",
+        )
     if loader is not None and _computes_without_loops(config, path):
         loader.start(kernels=choose_device(config.device).type == "cpu")
     else:

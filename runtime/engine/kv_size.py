@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -141,10 +142,16 @@ def pages_by_setting(config: CoreConfig, context_length: int, page: int) -> int 
         raise RequestError(
             f"kv_memory {config.kv_memory:g} GiB holds {num_pages * PAGE_SIZE} tokens, "
             f"a sequence may have {context_length}: "
-            f"raise kv_memory to {needed * page / _GIB:.2f} or lower context_length",
+            f"raise kv_memory to {_rounded_up(needed * page / _GIB)} or lower context_length",
             param="kv_memory",
         )
     return num_pages
+
+
+def _rounded_up(number: float) -> str:
+    """Write a number with three digits or more, and no smaller."""
+    digits = max(2, 2 - math.floor(math.log10(number)))
+    return f"{math.ceil(number * 10**digits) / 10**digits:.{digits}f}"
 
 
 def pages_from_memory(

@@ -54,9 +54,9 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
         raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
         raise context_exceeded(context_length, num_prompt)
-    # A KV pool smaller than the model's context limits the context.
-    if num_prompt + (num_new := min(1, params.max_new_tokens)) > num_slots:
-        raise context_exceeded(num_slots, num_prompt, num_new)
+    most = min(context_length, num_slots)  # a KV pool smaller than the model's context limits the context
+    if num_prompt + (num_new := min(1, params.max_new_tokens)) > most:
+        raise context_exceeded(most, num_prompt, num_new)
     if message.logprobs is not None:
         _check_token_ids(message.logprobs.of, vocab_size, "token_ids_logprob")
     if message.logprobs is not None and message.logprobs.prompt_from is not None:
@@ -69,7 +69,7 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
                 param="logprob_start_len",
                 code="too_long",
             )
-    return min(num_prompt + params.max_new_tokens, context_length, num_slots)
+    return min(num_prompt + params.max_new_tokens, most)
 
 
 def _check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:

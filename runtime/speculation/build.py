@@ -144,8 +144,9 @@ def _refusal(name: SpeculativeName, target: Decoder) -> str | None:
 def _load_draft_model(config: CoreConfig, path: Path, target: Decoder) -> Decoder:
     """Load the smaller model that drafts for `target`. Raises RequestError when it cannot."""
     folder = find_checkpoint(config.speculative_draft_model)
-    model = load_model(folder, read_config(folder, config.model_impl), device=target.device, dtype=target.dtype)
-    _check_same_vocabulary(path, target, folder, model)
+    draft_config = read_config(folder, config.model_impl)
+    _check_same_vocabulary(path, target.config, folder, draft_config)
+    model = load_model(folder, draft_config, device=target.device, dtype=target.dtype)
     if model.config.recurrent is not None:
         raise RequestError(
             f"{model.config.architecture} has recurrent layers: it cannot be a draft model",
@@ -196,7 +197,9 @@ def draft_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torc
         page = kv_pool.bytes_per_page(with_layers(target, range(_exit_layer(config, target))), dtype)
         return DraftBytes(page, _scratch_pages(config) * page)
     if name == "draft":
-        draft = read_config(find_checkpoint(config.speculative_draft_model), config.model_impl)
+        folder = find_checkpoint(config.speculative_draft_model)
+        draft = read_config(folder, config.model_impl)
+        _check_same_vocabulary(path, target, folder, draft)
         page = kv_pool.bytes_per_page(draft, dtype)
         return DraftBytes(page, num_parameters(draft) * dtype.itemsize + _scratch_pages(config) * page)
     return DraftBytes(0, 0)
@@ -229,8 +232,8 @@ def _head_folder(config: CoreConfig, path: Path) -> Path:
     return path / HEAD_FOLDER if draft_model is None else Path(draft_model).expanduser()
 
 
-def _check_same_vocabulary(path: Path, target: Decoder, folder: Path, model: Decoder) -> None:
-    ours, theirs = target.config.vocab_size, model.config.vocab_size
+def _check_same_vocabulary(path: Path, target: ModelConfig, folder: Path, draft: ModelConfig) -> None:
+    ours, theirs = target.vocab_size, draft.vocab_size
     reason = f"{theirs} tokens, the model {ours}" if ours != theirs else None
     if reason is None and load_tokenizer(path).token_bytes != load_tokenizer(folder).token_bytes:
         reason = "other tokens than the model"

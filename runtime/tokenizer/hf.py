@@ -45,8 +45,13 @@ class HFTokenizer(Tokenizer):
         token_bytes: list[bytes | None] = [None] * (1 + max(vocabulary.values(), default=-1))
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
-                token_bytes[number] = added[number][0].encode() if number in added else to_bytes(piece)
+                # The library keeps an added token that is normalised in that form, often with a blank before it.
+                stored = library.id_to_token(number)
+                is_plain = number in added and stored == added[number][0]
+                token_bytes[number] = stored.encode() if is_plain else to_bytes(stored)
         super().__init__(token_bytes, special_ids, config, bound=_token_bound(self._state, library))
+        word = next((token for token, data in enumerate(token_bytes) if data is not None and data[:1] == b" "), None)
+        self.strips_blank = word is not None and library.decode([word]).encode() != token_bytes[word]
         if config.adds_bos is None:
             self.adds_bos = self.bos_id is not None and library.encode("a").ids[:1] == [self.bos_id]
 

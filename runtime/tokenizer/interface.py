@@ -10,6 +10,12 @@ from .chat_template import ChatTemplate
 from .token_bound import TokenCountBound
 from .tokenizer_config import TokenizerConfig
 
+# Names of special tokens that end a turn or a text, by llama.cpp's rule.
+_END_NAMES = frozenset(
+    "</s> <|endoftext|> <|end_of_text|> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <|flush|> "
+    "<|calls|> <end_of_turn> <turn|> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] <｜end▁of▁sentence｜>".split()
+)
+
 
 class Tokenizer(ABC):
     """Text to token ids and back. Instances are immutable and thread-safe.
@@ -23,9 +29,10 @@ class Tokenizer(ABC):
     token_bytes: list[bytes | None]
     special_ids: dict[str, int]  # by name
     bos_id: int | None
-    eos_ids: tuple[int, ...]  # ids that end an output, from generation_config, config and tokenizer files
+    eos_ids: tuple[int, ...]  # ids that end an output: of configuration files, by their names, and by the template
     adds_bos: bool  # the model expects `bos_id` before every sequence
     chat: ChatTemplate | None
+    strips_blank = False  # a sequence's text has no blank before its first word, which `token_bytes` have
     bound: TokenCountBound  # lower bound on the number of tokens of a text
 
     def __init__(
@@ -48,9 +55,9 @@ class Tokenizer(ABC):
         if not any(token is not None for token in declared):
             declared = [self._find(name) for name in default_eos]
         ends = [token for token in declared if token is not None and token < self.vocab_size]
-        self.eos_ids = tuple(dict.fromkeys(ends))
-        self.adds_bos = self.bos_id is not None and (adds_bos if config.adds_bos is None else config.adds_bos)
         self.chat = config.chat
+        self.eos_ids = tuple(dict.fromkeys([*ends, *self._ends_by_name(), *self._ends_by_template()]))
+        self.adds_bos = self.bos_id is not None and (adds_bos if config.adds_bos is None else config.adds_bos)
         self._names = {token: name.encode() for name, token in special_ids.items()}
 
     @abstractmethod
@@ -83,6 +90,32 @@ class Tokenizer(ABC):
         return b"".join(names.get(token) or self.token_bytes[token] or b"" for token in known).decode(
             "utf-8", errors="replace"
         )
+
+    def decode_sequence(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of a whole sequence, as the library does: without the blank that was put before its first
+        word."""
+        text = self.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text.removeprefix(" ") if self.strips_blank else text
+
+    def _ends_by_name(self) -> list[int]:
+        """Return the special tokens whose names say that they end a turn or a text."""
+        names = _END_NAMES
+        if "<|return|>" in self.special_ids:
+            names -= {"<|end|>"}  # which ends a message there, not a turn
+        return sorted(token for name, token in self.special_ids.items() if name in names)
+
+    def _ends_by_template(self) -> list[int]:
+        """Return the special token that the chat template writes after what the assistant said, if there is one."""
+        said = "zqb"
+        if self.chat is None or "<|return|>" in self.special_ids:
+            return []
+        try:
+            text = self.chat.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": said}])
+        except RequestError:
+            return []
+        _, is_said, rest = text.rpartition(said)
+        found = [name for name in self.special_ids if is_said and rest.lstrip().startswith(name)]
+        return [self.special_ids[max(found, key=len)]] if found else []
 
     def _find(self, name: str | None) -> int | None:
         """Return the id of a token that a configuration file names, special or not."""

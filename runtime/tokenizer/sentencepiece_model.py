@@ -58,6 +58,8 @@ class SentencePieceTokenizer(Tokenizer):
             default_eos=[name for name in [self._name(self._first.eos_id())] if name is not None],
             adds_bos=True,
         )
+        word = next((token for token in range(size) if self._first.id_to_piece(token).startswith("▁")), None)
+        self.strips_blank = word is not None and self._first.decode([word]).encode() != token_bytes[word]
         ordinary = [text for text in self._named if text not in special_ids]
         self._any_name = _any_of([*self._named])
         self._ordinary_name = _any_of(ordinary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from functools import partial
 from pathlib import Path
 
@@ -273,6 +274,9 @@ def test_kv_memory_must_hold_one_sequence(checkpoint: Path) -> None:
     with pytest.raises(RequestError, match=r"kv_memory 1e-06 GiB holds 0 tokens, a sequence may have 128") as caught:
         build_engine(CoreConfig(device="cpu", kv_memory=1e-6), checkpoint)
     assert caught.value.param == "kv_memory"
+    advice = re.search(r"raise kv_memory to (\S+)", str(caught.value))
+    assert advice is not None
+    assert build_engine(CoreConfig(device="cpu", kv_memory=float(advice[1])), checkpoint).info.num_pages >= 8
     build_engine(CoreConfig(device="cpu", num_pages=4), checkpoint)  # but what is asked for by number is obeyed
 
 

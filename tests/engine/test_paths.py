@@ -150,7 +150,7 @@ ROWS: dict[Need, Fields] = {
     "Row.draft": lambda draw: {"draft": DraftSpec(2, 2, 4, 1.0)},
     "Row.state": lambda draw: {"state": RowState(draw.randrange(3))},
     "Row.adapter": lambda draw: {"adapter": 1},
-    "Row.rope_length": lambda draw: {"rope_length": draw.choice([8, 64])},
+    "Row.rope_length": lambda draw: {"rope_length": draw.choice([7, 300])},
     "Row.draws": lambda draw: sampled(draw) | {"draws": [draw.getrandbits(62) for _ in range(5)]},
     "RowState.slot": lambda draw: {"state": RowState(draw.randrange(3))},
     "RowState.saves": lambda draw: {"state": RowState(1, [(1, 2)])},

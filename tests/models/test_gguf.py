@@ -453,9 +453,15 @@ def test_another_architecture_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.F16)
     whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], whole[:40], b"PK\x03\x04" + bytes(64), b""):
+    for content, message in (
+        (whole[: len(whole) // 2], rf"ends early: it has {len(whole) // 2:,} bytes, and its tensors need [0-9,]+\."),
+        (whole[:-33], f"ends early: it has {len(whole) - 33:,} bytes, and its tensors need"),
+        (whole[:40], "ends early: it has 40 bytes, and its metadata need"),
+        (b"PK\x03\x04" + bytes(64), r"it is no GGUF file: it begins with b'PK\\x03\\x04'"),
+        (b"", "it is no GGUF file: it begins with b''"),
+    ):
         path.write_bytes(content)
-        with pytest.raises(RamiformError, match=r"model\.gguf: not readable as GGUF"):
+        with pytest.raises(RamiformError, match=rf"model\.gguf: not readable as GGUF: .*{message}"):
             logits(path)
 
 

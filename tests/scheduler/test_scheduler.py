@@ -459,6 +459,11 @@ def test_a_prompt_that_is_cached_whole_and_wants_nothing_is_answered_without_a_s
 
 
 def test_a_request_that_can_never_run_is_refused_with_the_parameter() -> None:
+    full = Runtime(num_pages=20, context_length=50)
+    full.add(generate("full", [2] * 50, max_new_tokens=5), generate("scored", [2] * 50, max_new_tokens=0))
+    error = full.answers["full"].error
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert full.answers["scored"].error is None
     runtime = Runtime(num_pages=10, context_length=50)
     cases: list[tuple[list[int], dict[str, Any], str, str, list[str]]] = [
         ([], {}, "prompt", "empty_prompt", []),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Library
 
 from ramiform.runtime.tokenizer import TokenizerError, load_tokenizer
 
@@ -60,7 +61,7 @@ def test_ends_come_from_generation_config_then_config_then_the_vocabulary(tmp_pa
         set(load_tokenizer(tmp_path).eos_ids)
         == {
             "byte_level": {1},
-            "sentencepiece_bpe": {2},
+            "sentencepiece_bpe": {2, 900},
             "ranks": {276 + 1, 276 + 8, 276 + 9},
         }[kind]
     )
@@ -69,6 +70,27 @@ def test_ends_come_from_generation_config_then_config_then_the_vocabulary(tmp_pa
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert 7 in load_tokenizer(tmp_path).eos_ids
     assert 5 not in load_tokenizer(tmp_path).eos_ids
+
+
+def test_special_tokens_that_end_a_turn_by_name_or_by_template_end_an_output(tmp_path: Path) -> None:
+    KINDS["byte_level"](tmp_path)
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    first = library.get_vocab_size()
+    library.add_special_tokens(["<|im_end|>", "<|eot_id|>", "<|mine|>", "<|start|>", "<|end|>"])
+    library.add_tokens(["<end_of_turn>"])  # which is no special token: text may hold it
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).eos_ids == (1, first, first + 1, first + 4)
+    template = "{% for m in messages %}<|start|>{{ m.role }}{{ m.content }} <|mine|>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert load_tokenizer(tmp_path).eos_ids == (1, first, first + 1, first + 4, first + 2)
+    # An id that the vocabulary lacks leaves those that are found.
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 99_999}))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert load_tokenizer(tmp_path).eos_ids == (first, first + 1, first + 4, first + 2)
+    # gpt-oss ends messages with <|end|>, and outputs with <|return|>.
+    library.add_special_tokens(["<|return|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).eos_ids == (first, first + 1, library.get_vocab_size() - 1)
 
 
 def test_a_configuration_may_say_that_bos_is_not_added(tmp_path: Path) -> None:

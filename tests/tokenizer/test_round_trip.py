@@ -10,12 +10,15 @@ import sentencepiece
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 import ramiform
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
 from ramiform.runtime.tokenizer.tiktoken_ranks import PATTERN, read_ranks
+
+from .conftest import metaspace
 
 SHIPPED = Path(ramiform.__file__).parent / "runtime" / "shipped_model"
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -74,6 +77,21 @@ def test_added_tokens_that_are_not_special_have_bytes(tokenizer: Tokenizer) -> N
             assert ids == [tokenizer.token_bytes.index(name.encode())]
 
 
+@pytest.mark.parametrize("name", ["<tool>", "two words", " <blank>"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_an_added_token_has_the_bytes_that_the_library_writes(name: str, normalized: bool, tmp_path: Path) -> None:
+    """A normalised one, AddedToken's default, stands for a blank too where the normaliser puts one before it."""
+    metaspace(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    library = Library.from_file(str(file))
+    library.add_tokens([AddedToken(name, normalized=normalized, special=False)])
+    library.save(str(file))
+    tokenizer, token = load_tokenizer(tmp_path), library.get_vocab_size() - 1
+    for ids in (library.encode(f"say {name} or{name}.").ids, [token, *library.encode("a").ids, token, token]):
+        assert tokenizer.decode_sequence(ids) == library.decode(ids)
+    assert token in library.encode(f"say {name.strip()} now {name}").ids or normalized
+
+
 def test_bos_is_added_only_when_asked_for(tokenizer: Tokenizer) -> None:
     assert tokenizer.adds_bos
     assert tokenizer.bos_id is not None
@@ -100,11 +118,12 @@ def test_ids_equal_those_of_the_library(folder: Path, tokenizer: Tokenizer, text
         library = Library.from_file(str(folder / "tokenizer.json"))
         library.no_truncation()
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode_sequence(plain) == library.decode(plain)
     elif (folder / "config.json").exists():
         library = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
         if "<think>" not in text:  # which only the configuration knows
             assert plain == library.encode(text)
-            assert library.decode(plain) == tokenizer.decode(plain).removeprefix(" ")
+            assert library.decode(plain) == tokenizer.decode_sequence(plain)
     else:
         library = tiktoken.Encoding(
             "judge", pat_str=PATTERN, mergeable_ranks=read_ranks(folder / "tokenizer.model"), special_tokens={}

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from ...protocol.errors import RequestError
 from ..chat.renderer import RenderOptions
+from ..chat.template_forms import PART_MARK
 from ..core.sessions import RetentionHint, cache_control_seconds
 from .bodies import Body, Many, Text
 
@@ -145,7 +146,7 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
     given = message.model_dump(exclude_none=True)
     # Templates know system messages only; developer is OpenAI's newer name.
     given["role"] = "system" if message.role == "developer" else message.role
-    given["content"] = None if message.content is None else message_text(message.content, where)
+    given["content"] = None if message.content is None else message_text(message.content, where, PART_MARK)
     if message.tool_calls:
         given["tool_calls"] = [_for_call(call) for call in message.tool_calls]
     if message.reasoning is not None:
@@ -164,8 +165,9 @@ def retention_hints(messages: Sequence[Message]) -> list[RetentionHint]:
     ]
 
 
-def message_text(content: str | list[ContentPart] | None, where: str) -> str:
-    """Return the text of a message's content. Raises RequestError for parts that are not text."""
+def message_text(content: str | list[ContentPart] | None, where: str, between: str = "\n") -> str:
+    """Return the text of a message's content, with `between` between its parts. Raises RequestError for parts that are
+    not text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -176,7 +178,7 @@ def message_text(content: str | list[ContentPart] | None, where: str) -> str:
             wrong = "without text" if is_text else f"of type {part.type!r}: this model reads text only"
             raise RequestError(f"{where} has a part {wrong}", param=where.partition("[")[0])
         texts.append(text)
-    return "\n".join(texts)
+    return between.join(texts)
 
 
 def _for_call(call: PastCall) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import Field, create_model
 
 from ...protocol.core import ModelInfo, RequestOptions
 from ...protocol.errors import RequestError
-from ...protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ...protocol.sampling import MAX_ASKED_LOGPROBS, Constraint, LogprobParams, SamplingParams
 from ..chat.input import ChatInput
 from ..core.client import new_rid
 from ..core.sessions import MAX_RETENTION_SECONDS, RetentionHint, SessionId, cache_control_seconds, requested_session
@@ -239,6 +239,11 @@ class CompletionFields(GenerationFields):
             raise RequestError(
                 f"truncate_prompt_tokens must be -1 or between 1 and {most}, got {self.truncate_prompt_tokens}",
                 param="truncate_prompt_tokens",
+            )
+        if len(self.logprob_token_ids) > MAX_ASKED_LOGPROBS:
+            raise RequestError(
+                f"log-probabilities of at most {MAX_ASKED_LOGPROBS} tokens, got {len(self.logprob_token_ids)}",
+                param="logprob_token_ids",
             )
         if self.logprob_token_ids and not self.returns_logprobs:
             raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")

@@ -144,6 +144,8 @@ class ScoreAnswers:
                 text = f"{item}{body.query}" if body.item_first else f"{body.query}{item}"
                 prompts.append(await self._generator.encoder.encode_prompt(text, param="items"))
             elif isinstance(item, list) and isinstance(body.query, list):
+                self._check_ids(body.query, "query")
+                self._check_ids(item, "items")
                 prompts.append([*item, *body.query] if body.item_first else [*body.query, *item])
             else:
                 raise RequestError("items are texts beside a text, ids beside ids", param="items")
@@ -173,6 +175,7 @@ class ScoreAnswers:
                 num_tokens = len(alone) + len(continuation)
                 if bound is not None and num_tokens > bound.most:
                     raise bound.error(num_tokens)
+                self._check_ids(continuation, "continuations")
                 ids, start = [*alone, *continuation], len(alone)
             if len(ids) == start:
                 raise RequestError(f"continuation {continuation!r} adds no token", param="continuations")
@@ -180,6 +183,12 @@ class ScoreAnswers:
                 raise RequestError("the first token of all has no probability: give a prompt", param="prompt")
             batch.append(Continuation(ids, start))
         return batch
+
+    def _check_ids(self, ids: list[int], param: str) -> None:
+        """Raise RequestError naming the field of ids that the model does not have."""
+        vocab_size = self._generator.core.require_info().vocab_size
+        if (unknown := next((token for token in ids if token >= vocab_size), None)) is not None:
+            raise RequestError(f"token id {unknown} is not in the vocabulary of {vocab_size} tokens", param=param)
 
     async def _token_ids(self, text: str) -> list[int]:
         return await self._generator.encoder.encode_prompt(text)

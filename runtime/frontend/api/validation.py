@@ -31,8 +31,12 @@ def validated(kind: type[B], values: Any) -> B:
 def explain_validation_error(errors: Iterable[dict[str, Any]], body: Any, kind: Any = None) -> tuple[str, str | None]:
     """Return a message about a wrong body, and the parameter at fault. `kind` is the type of the body, whose fields are
     suggested for an unknown one."""
-    # Each alternative of a union reports errors. The deepest path belongs to the alternative that the client meant.
-    detail, path = max(((detail, _body_path(detail, body)) for detail in errors), key=lambda pair: len(pair[1]))
+    # Each alternative of a union reports errors. The deepest path belongs to the alternative that the client meant, and
+    # of those a value of the right type.
+    detail, path = max(
+        ((detail, _body_path(detail, body)) for detail in errors),
+        key=lambda pair: (len(pair[1]), not pair[0]["type"].endswith("_type")),
+    )
     if detail["type"] == "json_invalid":
         reason = detail.get("ctx", {}).get("error", detail["msg"])
         return f"the body is no JSON: {reason}{_place_in(body, detail['loc'][-1])}", None

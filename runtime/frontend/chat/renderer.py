@@ -17,11 +17,11 @@ from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
 from .request_templates import RequestTemplates
-from .template_forms import CallForm, find_call_form, with_call_form
+from .template_forms import PART_MARK, find_call_form, with_call_form, with_parts
 
 SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
 _END = "\ue011"  # after the content to continue
-CONTENT_MARKS = (SPLIT, _END)  # removed from what clients send
+CONTENT_MARKS = (SPLIT, _END, PART_MARK)  # removed from what clients send
 _RENDERED_ROLES = frozenset({"system", "user"})  # every template renders their content whole, except outer blanks
 
 
@@ -72,8 +72,11 @@ class MessageRenderer:
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> dict[str, Any]:
         """Return the arguments of `ChatTemplate.render`, in which names of special tokens are split."""
-        form = find_call_form(self._tokenizer.chat) if options.template is None else CallForm()
-        given = [self._split_names(message) for message in with_call_form(messages, form)]
+        chat = self._tokenizer.chat if options.template is None else None
+        parted = [with_parts(message, chat) for message in messages]
+        if options.continue_final_message:
+            parted[-1] = with_parts(messages[-1], None)
+        given = [self._split_names(message) for message in with_call_form(parted, find_call_form(chat))]
         if options.continue_final_message:
             given[-1]["content"] = given[-1].get("content") or ""
         return {
@@ -185,7 +188,9 @@ def _without_end(text: str) -> str:
 
 
 def _without_marks(text: str) -> str:
-    return text.replace(SPLIT, "").replace(_END, "")
+    for mark in CONTENT_MARKS:
+        text = text.replace(mark, "")
+    return text
 
 
 def _split_name(match: re.Match[str]) -> str:

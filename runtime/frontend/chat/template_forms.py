@@ -1,8 +1,8 @@
-"""Finds how a model's chat template takes past tool calls, by rendering one.
+"""Finds how a model's chat template takes past tool calls and content in parts, by rendering some.
 
 Most templates take content that is empty or null, and arguments as an object, which they serialise. DeepSeek R1's write
 calls only where the content is null; others fail on null, or write "None". Some append the arguments to a text, so they
-have to be text.
+have to be text. Some templates put the parts of a content together by rules of their own; for others they are lines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ...protocol.errors import RequestError
 from ...tokenizer.chat_template import ChatTemplate
 
+PART_MARK = "\ue012"  # between the parts of a content that was a list; private use
 _TOOL = {
     "type": "function",
     "function": {"name": "zq", "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -58,6 +59,30 @@ def _shows_call(
     except RequestError:
         return False
     return "zqx" in rendered and "{'zqx'" not in rendered and rendered.count("None") <= without.count("None")
+
+
+def with_parts(message: Mapping[str, Any], chat: ChatTemplate | None) -> dict[str, Any]:
+    """Return the message with content in parts as the template takes it: as a list, else as lines of one text."""
+    content = message.get("content")
+    if not isinstance(content, str) or PART_MARK not in content:
+        return dict(message)
+    texts = content.split(PART_MARK)
+    if chat is None or not _takes_parts(chat, message["role"]):
+        return {**message, "content": "\n".join(texts)}
+    return {**message, "content": [{"type": "text", "text": text} for text in texts]}
+
+
+@lru_cache(maxsize=32)
+def _takes_parts(chat: ChatTemplate, role: str) -> bool:
+    """Return True if the template writes the texts of a list of parts, and no Python values."""
+    parts = {"role": role, "content": [{"type": "text", "text": "zqa"}, {"type": "text", "text": "zqb"}]}
+    before = [_QUESTION] if role == "assistant" else []
+    after = [_QUESTION] if role == "system" else []
+    try:
+        rendered = chat.render([*before, parts, *after])
+    except RequestError:
+        return False
+    return "zqa" in rendered and "zqb" in rendered and "'zqa'" not in rendered and '"zqa"' not in rendered
 
 
 def with_call_form(messages: Sequence[Mapping[str, Any]], form: CallForm) -> list[dict[str, Any]]:

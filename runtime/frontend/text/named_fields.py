@@ -21,10 +21,13 @@ def name_prompt_field(field: str) -> Iterator[None]:
 
 @contextmanager
 def name_constraint_field(field: str | None) -> Iterator[None]:
-    """Make constraint errors name the request field of the constraint."""
+    """Make errors of a constraint name the request field of the constraint, and those of tokens whose log-probabilities
+    are asked for OpenAI's field of them."""
     try:
         yield
     except RequestError as error:
-        if field is None or error.code != "invalid_grammar":
-            raise
-        raise RequestError(str(error), param=field, code=error.code) from None
+        if field is not None and error.code == "invalid_grammar":
+            raise RequestError(str(error), param=field, code=error.code) from None
+        if error.param == "token_ids_logprob":
+            raise RequestError(str(error), param="logprob_token_ids", code=error.code) from None
+        raise

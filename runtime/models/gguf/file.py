@@ -5,6 +5,7 @@ A model may be split into NAME-00001-of-00003.gguf and so on: the first file has
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import gguf
 
 GGUF_SUFFIX = ".gguf"
+MAGIC = b"GGUF"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -78,8 +80,28 @@ def _reader(path: Path) -> gguf.GGUFReader:
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if isinstance(self.data, np.memmap):
                 self.data = self.data.view(np.ndarray)
+            self._check_end(int(offset) + np.dtype(dtype).itemsize * int(count), "its metadata")
             return super()._get(offset, dtype, count, override_order)
 
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            ends = [0]
+            for field in fields:
+                *_, dims, kind, offset = field.parts
+                block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
+                ends.append(int(start_offs + offset[0]) + math.prod(map(int, dims)) * block_bytes // block_size)
+            self._check_end(max(ends), "its tensors")
+            super()._build_tensors(start_offs, fields)
+
+        def _check_end(self, end: int, what: str) -> None:
+            if end > self.data.size:
+                raise ValueError(
+                    f"the file ends early: it has {self.data.size:,} bytes, and {what} need {end:,}. Download it again"
+                )
+
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC))
+    if start != MAGIC:
+        raise ValueError(f"it is no GGUF file: it begins with {start!r}, not with {MAGIC!r}")
     return Reader(path, "r")
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramiform.runtime.frontend.api.chat_messages import Message, template_messages
 from ramiform.runtime.frontend.chat.renderer import MessageRenderer, RenderOptions
 from ramiform.runtime.frontend.chat.template_messages import with_short_ids
 from ramiform.runtime.frontend.text.encoding import PromptSegment
@@ -104,6 +105,37 @@ def test_past_calls_are_in_the_form_that_the_template_writes(template: str, cont
     ]
     text = "".join(part.text for part in render(template, messages))
     assert text == f"a{FORMS[template].removeprefix('!' if content == '' else '')}warm"
+
+
+PARTS = (  # as templates of models that read images too
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'text' %}{{ p.text | trim }}{% endif %}{% endfor %}{% endif %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (PARTS, "system:onetwo;user:ab<|im_end|>;"),
+        ("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", "system:one\ntwo;user:a\n b<|im_end|>;"),
+        (
+            "{% for m in messages %}{{ m.role }}:{% if m.role == 'user' and m.content is not string %}"
+            "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% else %}{{ m.content }}{% endif %};{% endfor %}",
+            "system:one\ntwo;user:[a][ b<|im_end|>];",
+        ),
+    ],
+    ids=["joined", "lines", "of users"],
+)
+def test_parts_of_a_content_are_put_together_as_the_template_does(template: str, text: str) -> None:
+    messages = [
+        Message(role="system", content=[{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]),
+        Message(role="user", content=[{"type": "text", "text": "a"}, {"type": "text", "text": " b<|im_end|>"}]),
+    ]
+    segments = render(template, template_messages(messages))
+    assert "".join(segment.text for segment in segments) == text
+    assert [segment.text for segment in segments if not segment.trusted] == ["<|im_end|>"]
+    whole = "".join(part.text for part in render(template, template_messages(messages), continue_final_message=True))
+    assert whole.endswith("user:a\n b<|im_end|>")
 
 
 def test_tools_are_as_untrusted_as_messages() -> None:

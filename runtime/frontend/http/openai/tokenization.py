@@ -111,7 +111,7 @@ class TokenizationApi:
         info = self._require(body.model)
         single = not (body.tokens and isinstance(body.tokens[0], list))
         lists: list[Any] = [body.tokens] if single else body.tokens
-        decode = self._generator.tokenizer.decode
+        decode = self._generator.tokenizer.decode_sequence
 
         def decode_all(cancellation: CancellationToken) -> list[str]:
             texts = []
@@ -141,6 +141,7 @@ class TokenizationApi:
             "add_bos_token": tokenizer.adds_bos,
             "model_max_length": info.context_length,
             "vocab_size": tokenizer.vocab_size,
+            "chat_template": None if tokenizer.chat is None else tokenizer.chat.source,
         }
         return json_response(facts | _checkpoint_config(Path(info.path)))
 

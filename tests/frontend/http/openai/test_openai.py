@@ -11,6 +11,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from ramiform.runtime.frontend.api.validation import validated
+from ramiform.runtime.frontend.http.openai.completions import CompletionBody
 from ramiform.runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ramiform.tests.frontend.fake_core import BUSY
 from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
@@ -235,3 +237,10 @@ def test_a_socket_needs_a_key_and_its_end_aborts_what_it_makes() -> None:
             await built.core.until(lambda: [request.rid for request in built.core.requests] == built.core.aborted)
 
     run(main())
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 31])
+def test_an_id_out_of_range_is_told_as_a_number(token: int) -> None:
+    with pytest.raises(RequestError, match=r"prompt\[0\]: Input should be (greater|less) than") as caught:
+        validated(CompletionBody, {"model": "", "prompt": [token]})
+    assert caught.value.param == "prompt[0]"
