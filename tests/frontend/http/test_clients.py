@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
 
+from ramiform.runtime.protocol.core import Finish, Timings, Tokens
 from ramiform.tests.frontend.harness import run
 from ramiform.tests.frontend.served import served
 
@@ -157,5 +159,35 @@ def test_ollamas_defaults_may_be_spelled_out_and_numbers_may_have_a_point() -> N
                 for wrong in ({"num_predict": 4.5}, {"repeat_last_n": 64, "repeat_penalty": 1.1}):
                     answer = await client.post(path, json=body | {"options": wrong})
                     assert answer.status_code == 400
+
+    run(main())
+
+
+def test_the_timings_of_an_answer_in_bulk_are_the_cores_own() -> None:
+    """Answer by one message, which says that the first token came 40 ms before it."""
+
+    async def main() -> None:
+        async with served(lambda request: None) as (built, client):
+            for number, path in enumerate(("/v1/chat/completions", "/api/chat", "/v1/completions")):
+                body = {"prompt": "Hi"} if path == "/v1/completions" else BODIES[path]
+                asked = asyncio.create_task(client.post(path, json=body))
+                await built.core.until(lambda count=number: len(built.core.requests) > count)
+                await asyncio.sleep(0.05)
+                end = Tokens(
+                    rid=built.core.requests[-1].rid,
+                    ids=[300, 301],
+                    num_cached=0,
+                    finish=Finish("length"),
+                    timings=Timings(queue=0.0, prefill=0.01, decode=0.04),
+                    since_first=0.04,
+                )
+                built.core.send(end)
+                answer = (await asked).json()
+                decode = answer["timings"]["predicted_ms"] if "timings" in answer else answer["eval_duration"] / 1e6
+                assert decode >= 40
+                prefill = (
+                    answer["timings"]["prompt_ms"] if "timings" in answer else answer["prompt_eval_duration"] / 1e6
+                )
+                assert prefill >= 0
 
     run(main())
