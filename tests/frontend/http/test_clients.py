@@ -191,3 +191,26 @@ def test_the_timings_of_an_answer_in_bulk_are_the_cores_own() -> None:
                 assert prefill >= 0
 
     run(main())
+
+
+def test_anthropics_clients_are_told_what_a_breakpoint_keeps_and_get_their_errors() -> None:
+    async def main() -> None:
+        async with served() as (built, client):
+            marked = {"type": "text", "text": "Be brief. " * 20, "cache_control": {"type": "ephemeral"}}
+            body = BODIES["/v1/messages"] | {"system": [marked]}
+            usage = (await client.post("/v1/messages", json=body)).json()["usage"]
+            total = len(built.core.requests[-1].tokens)
+            num_kept = built.core.requests[-1].retain[0].num_tokens
+            assert usage["cache_creation_input_tokens"] > 0
+            assert usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"] == num_kept
+            assert usage["input_tokens"] == total - num_kept > 0
+            del marked["cache_control"]
+            usage = (await client.post("/v1/messages", json=body)).json()["usage"]
+            assert usage["cache_creation_input_tokens"] == 0
+            assert usage["input_tokens"] + usage["cache_read_input_tokens"] == total
+            for headers, names in (({"anthropic-version": "2023-06-01"}, {"type", "error"}), ({}, {"error"})):
+                answer = await client.get("/v1/models/none", headers=headers)
+                assert answer.status_code == 404
+                assert set(answer.json()) == names
+
+    run(main())
