@@ -83,6 +83,13 @@ class Tokenizer(ABC):
         ids = self.encode_text(text, parse_special=parse_special, continues=continues) if text else []
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
+    def encode_end(self, text: str, *, continues: bool) -> list[int]:
+        """Return the last ids of a longer text, of which `text` is the end from a special token's name on.
+
+        Tokenizers cut every text there. `continues`: the longer text itself follows other tokens.
+        """
+        return self.encode(text, continues=continues)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; `skip_special_tokens=False` shows special tokens. Unused ids add nothing."""
         names = {} if skip_special_tokens else self._names

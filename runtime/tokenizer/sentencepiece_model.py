@@ -76,6 +76,9 @@ class SentencePieceTokenizer(Tokenizer):
                 ids += (self._first if is_first else self._continuing).encode(part)
         return ids
 
+    def encode_end(self, text: str, *, continues: bool) -> list[int]:
+        return self.encode(text, continues=True)  # the first word of the longer text is not in it
+
     def _bound(self, model: bytes) -> TokenCountBound:
         library = self._first
         numbers = range(library.vocab_size())

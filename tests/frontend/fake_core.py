@@ -84,7 +84,9 @@ class FakeCore:
             num_pages=64,
             version="0",
         )
-        self._facts = VocabularyInfo(tokenizer.vocab_size, tokenizer.token_bytes, frozenset(tokenizer.eos_ids))
+        padding = [None] * 8  # rows without a token, as models have
+        token_bytes = [*tokenizer.token_bytes, *padding]
+        self._facts = VocabularyInfo(len(token_bytes), token_bytes, frozenset(tokenizer.eos_ids))
         self._waiting: dict[str, bytes] = {}
         self._changed = asyncio.Event()
         self._socket: zmq.asyncio.Socket = context.socket(zmq.ROUTER)

@@ -164,7 +164,7 @@ def test_embeddings_are_those_of_the_openai_route(http: httpx.Client) -> None:
         ("/api/chat", {"options": {"mirostat": 2}}, 400, "options.mirostat"),
         ("/api/chat", {"options": {"typical_p": 0.7}}, 400, "options.typical_p"),
         ("/api/chat", {"options": {"num_ctx": 3}}, 400, "options.num_ctx"),
-        ("/api/chat", {"options": {"repeat_last_n": 64}}, 400, "options.repeat_last_n"),
+        ("/api/chat", {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, 400, "options.repeat_last_n"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "reads text only"),
         ("/api/chat", {"think": True}, 400, "does not support thinking"),
         ("/api/chat", {"format": {"type": "nonsense"}}, 400, "nonsense"),

@@ -79,7 +79,7 @@ class ChatAnswers:
         calls: list[dict[str, Any]] = []
         values = []
         async for delta in completion.deltas():
-            watch.tick()
+            watch.tick(completion.first_at)
             content.append(delta.content)
             reasoning.append(delta.reasoning)
             values += delta.logprobs or []

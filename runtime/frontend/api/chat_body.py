@@ -59,6 +59,7 @@ class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
     verbosity: Literal["low", "medium", "high"] | None = None
     echo: bool = False
     thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
     reasoning: ReasoningSettings | None = None
     thinking_token_budget: Budget | None = None
     max_thinking_tokens: Budget | None = None
@@ -98,6 +99,8 @@ class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
             )
         if len({effort for effort in self._efforts if effort is not None}) > 1:
             raise RequestError("reasoning.effort is reasoning_effort: give one", param="reasoning")
+        if len({thinks for thinks in self._switches if thinks is not None}) > 1:
+            raise RequestError("enable_thinking contradicts another switch of thinking", param="enable_thinking")
         if len(set(self._budgets.values())) > 1:
             *_, last = self._budgets
             raise RequestError(f"{' and '.join(self._budgets)} are names of one limit", param=last)
@@ -169,11 +172,18 @@ class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
     @property
     def _thinks(self) -> bool | None:
         """Return whether the request switches thinking on or off; None: neither."""
-        if "none" in self._efforts:
-            return False
-        if self.thinking is not None and self.thinking.type != "adaptive":
-            return self.thinking.type == "enabled"
-        return None if self.reasoning is None else self.reasoning.enabled
+        return next((thinks for thinks in self._switches if thinks is not None), None)
+
+    @property
+    def _switches(self) -> tuple[bool | None, ...]:
+        """What each of the fields says that switch thinking on or off, the first one first; None: nothing."""
+        kind = None if self.thinking is None or self.thinking.type == "adaptive" else self.thinking.type
+        return (
+            False if "none" in self._efforts else None,
+            None if kind is None else kind == "enabled",
+            None if self.reasoning is None else self.reasoning.enabled,
+            self.enable_thinking,
+        )
 
     @property
     def _budgets(self) -> dict[str, int]:

@@ -34,6 +34,8 @@ from .validation import NotFoundError
 
 MAX_TOP = 20  # alternatives at a position
 
+# Switches whose `false` asks for something: routes that do not have them refuse both values.
+ASKING_SWITCHES = frozenset({"add_generation_prompt", "do_sample", "enable_thinking", "reasoning", "think", "thinking"})
 RequestId = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
@@ -92,7 +94,8 @@ class GenerationFields(OpenAISampling, StreamedBody):
     @classmethod
     def is_neutral(cls, name: str, value: Any) -> bool:
         """Return True for unknown switches that are off too: clients of other servers send them."""
-        is_switched_off = value is False and name not in cls.model_fields and name not in PEER_FIELDS
+        is_known = name in cls.model_fields or name in PEER_FIELDS or name in ASKING_SWITCHES
+        is_switched_off = value is False and not is_known
         return is_switched_off or super().is_neutral(name, value)
 
     @property

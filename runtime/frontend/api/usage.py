@@ -42,9 +42,11 @@ class Stopwatch:
         self._began = time.monotonic()
         self._first: float | None = None
 
-    def tick(self) -> None:
-        """Record a token; only the first one counts."""
-        if self._first is None:
+    def tick(self, first: float | None = None) -> None:
+        """Record a token; only the first one counts. `first`: when its output's first one came, by default now."""
+        if first is not None:
+            self._first = first if self._first is None else min(self._first, first)
+        elif self._first is None:
             self._first = time.monotonic()
 
     def timings(self, usage: Usage) -> dict[str, Any]:

@@ -75,6 +75,11 @@ class ChatCompletion:
         return self._stages.num_cached_tokens
 
     @property
+    def first_at(self) -> float | None:
+        """Moment of the first token, by `time.monotonic`; None before it."""
+        return self._stages.first_at
+
+    @property
     def num_completion_tokens(self) -> int:
         return self._stages.num_completion_tokens
 

@@ -5,7 +5,9 @@ model generated; then the prefix cache has nothing for it. So the ids of prompts
 a rendered prompt takes the ids of the longest text that it continues. Only the rest is tokenised.
 
 The text decides: ids are used where their own text is, character for character, what the template has rendered, and
-where no name of a special token would be cut. Each API key has a memory of its own.
+where no name of a special token would be cut. Remembered ids end within or after generated text, or before a special
+token, where tokenizers cut every text. So a prompt of which nothing was generated has the tokenizer's own ids. Each API
+key has a memory of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +80,7 @@ class ExactHistory:
             tokens.extend(piece.ids)
         num_known = len(tokens)
         if anchor.end < len(text):
-            rest = _after(segments, anchor.end)
-            tokens += await self._encoder.encode_async(rest, at_start=False, bound=bound)
+            tokens += await self._rest(segments, text, anchor.end, tokens[-1], bound)
         if bound is not None and len(tokens) > bound.most:
             raise bound.error(len(tokens))
         num_remembered = sum(len(piece.ids) for piece in pieces if piece.is_generated)
@@ -91,7 +93,7 @@ class ExactHistory:
         text, num = self._tokens.text(generated)
         if num:
             ids = self._tokens.shared(generated[:num])
-            tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_generated=True, is_aligned=True)
+            tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_generated=True)
         self._forget_excess()
 
     def remember_without(self, conversation: EncodedPrompt, before: str, generated: Sequence[int]) -> None:
@@ -101,10 +103,10 @@ class ExactHistory:
         """
         text, num = self._tokens.text(generated)
         tree = self._tree(conversation.tenant)
-        anchor = self._known_part(tree, conversation.namespace, before)
-        if num and anchor is not None and anchor.end == len(before):
+        anchor = self._whole_part(tree, conversation.namespace, before)
+        if num and anchor is not None:
             ids = self._tokens.shared(generated[:num])
-            tree.add(conversation.namespace, before + text, anchor, ids, is_generated=True, is_aligned=True)
+            tree.add(conversation.namespace, before + text, anchor, ids, is_generated=True)
             self._forget_excess()
 
     def after(self, generated: Sequence[int], marker: str) -> Sequence[int]:
@@ -127,6 +129,26 @@ class ExactHistory:
     def _tree(self, tenant: str | None) -> HistoryTree:
         return self._trees.setdefault(tenant, HistoryTree())
 
+    async def _rest(
+        self, segments: Sequence[PromptSegment], text: str, at: int, last: int, bound: TokenLimit | None
+    ) -> list[int]:
+        """Return the ids of a prompt from the character `at` on. `last` is the id before it.
+
+        From the next special token on they are those that the tokenizer gives to the whole prompt.
+        """
+        name = self._tokens.name_of(last)
+        is_after = bool(name) and text.endswith(name, 0, at)
+        begin = at - len(name) if is_after else self._tokens.next_special(text, at)
+        ids: list[int] = []
+        if begin > at:
+            ids = await self._encoder.encode_async(_between(segments, at, begin), at_start=False, bound=bound)
+        if begin < len(text):
+            rest = _between(segments, begin, len(text))
+            continues = not all(trusted for _, trusted in _between(segments, 0, begin))
+            more = await self._encoder.encode_async(rest, at_start=False, after=continues, bound=bound)
+            ids += more[more.index(last) + 1 :] if is_after else more
+        return ids
+
     def _known_part(self, tree: HistoryTree, namespace: str, text: str) -> HistoryAnchor | None:
         """Return the anchor at the end of the longest remembered beginning of `text` that the ids can be cut after."""
         found = tree.longest(namespace, text)
@@ -134,15 +156,32 @@ class ExactHistory:
             return None
         last, num = found
         for anchor in last.chain():
-            if anchor.end <= num and self._tokens.is_clean(text, anchor.end):
+            if not anchor.is_generated:
+                if anchor.is_divided and self._tokens.special_end(text, anchor.end) <= num:
+                    tree.touch(anchor)
+                    return anchor
+            elif anchor.end <= num and self._tokens.is_clean(text, anchor.end):
                 tree.touch(anchor)
                 return anchor
-            if anchor.start < num and anchor.is_aligned and (cut := self._last_cut(anchor, text, num)) is not None:
+            elif anchor.start < num and (cut := self._last_cut(anchor, text, num)) is not None:
                 num_ids, end = cut
-                ids = anchor.ids[:num_ids]
-                return tree.add(
-                    namespace, text[:end], anchor.base, ids, is_generated=anchor.is_generated, is_aligned=True
-                )
+                return tree.add(namespace, text[:end], anchor.base, anchor.ids[:num_ids], is_generated=True)
+        return None
+
+    def _whole_part(self, tree: HistoryTree, namespace: str, text: str) -> HistoryAnchor | None:
+        """Return the anchor at the end of `text`, which generated ids will follow; None if its ids do not end there."""
+        found = tree.longest(namespace, text)
+        if found is None or found[1] < len(text):
+            return None
+        for anchor in found[0].chain():
+            if anchor.end == len(text):
+                return anchor
+            if anchor.start < len(text) < anchor.end:
+                num = self._tokens.num_ids_of(text[anchor.start :], anchor.ids, is_first=anchor.base is None)
+                if num is None:
+                    return None
+                ids = anchor.ids[:num]
+                return tree.add(namespace, text, anchor.base, ids, is_generated=anchor.is_generated)
         return None
 
     def _last_cut(self, anchor: HistoryAnchor, text: str, num: int) -> tuple[int, int] | None:
@@ -164,30 +203,21 @@ class ExactHistory:
         tokens = conversation.tokens[num_known:]
         if not tokens:
             return anchor
-        has_bos = not num_known and not self._tokens.begins(conversation.text, tokens)  # it adds an id, and no text
-        ends = self._tokens.prompt_ends(conversation.text[start:], tokens[has_bos:])
         first = 0
-        if ends is not None:
-            least = max(MIN_PIECE, len(tokens) // MAX_PIECES)
-            for index in self._tokens.special_places(tokens):
-                if index - first >= least:
-                    end = start + int(ends[index - 1 - has_bos])
-                    ids = self._tokens.shared(tokens[first:index])
-                    is_aligned = bool(first) or not has_bos
-                    anchor = tree.add(
-                        conversation.namespace,
-                        conversation.text[:end],
-                        anchor,
-                        ids,
-                        is_generated=False,
-                        is_aligned=is_aligned,
-                    )
-                    first = index
-        is_aligned = ends is not None and (bool(first) or not has_bos)
+        least = max(MIN_PIECE, len(tokens) // MAX_PIECES)
+        for index, at in self._tokens.special_cuts(conversation.text[start:], tokens):
+            if index - first >= least:
+                anchor = tree.add(
+                    conversation.namespace,
+                    conversation.text[: start + at],
+                    anchor,
+                    self._tokens.shared(tokens[first:index]),
+                    is_generated=False,
+                    is_divided=True,
+                )
+                first = index
         ids = self._tokens.shared(tokens[first:])
-        return tree.add(
-            conversation.namespace, conversation.text, anchor, ids, is_generated=False, is_aligned=is_aligned
-        )
+        return tree.add(conversation.namespace, conversation.text, anchor, ids, is_generated=False)
 
 
 class TokenTextIndex:
@@ -198,8 +228,9 @@ class TokenTextIndex:
         self._special_ids = frozenset(tokenizer.special_ids.values())
         names = sorted(tokenizer.special_ids, key=len, reverse=True)
         self._longest_name = max(map(len, names), default=0)
-        # A lookahead, as names may overlap.
-        self._names = re.compile(f"(?=({'|'.join(map(re.escape, names))}))" if names else r"(?!)()")
+        any_name = "|".join(map(re.escape, names)) or r"(?!)"
+        self._name = re.compile(any_name)
+        self._names = re.compile(f"(?=({any_name}))")  # a lookahead, as names may overlap
 
     @cached_property
     def _bytes(self) -> list[bytes]:
@@ -260,22 +291,55 @@ class TokenTextIndex:
         is_whole[:-1] = ~continues[rows[1:]]
         return np.cumsum(counts[rows]), is_whole
 
-    def prompt_ends(self, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
-        """Return `ends` of the ids of a text; None if they have another text: the tokenizer has changed it."""
-        texts = self._bytes
-        data = b"".join(texts[min(token, len(texts) - 1)] for token in ids)
-        return self.ends(ids)[0] if data == text.encode() else None
+    def num_ids_of(self, text: str, ids: Sequence[int], *, is_first: bool) -> int | None:
+        """Return how many of the first ids have that text; None if it ends within one.
 
-    def begins(self, text: str, ids: Sequence[int]) -> bool:
-        """Return True if the first id, where it is special, is named at the beginning of the text."""
-        return ids[0] not in self._special_ids or text.startswith(self._bytes[ids[0]].decode())
+        `is_first`: BOS, which adds no text, may come before it.
+        """
+        texts, data, begin = self._bytes, text.encode(), 0
+        has_bos = is_first and ids[0] in self._special_ids and not text.startswith(self.name_of(ids[0]))
+        for num, token in enumerate(ids[has_bos:], has_bos):
+            if begin == len(data):
+                return num
+            each = texts[min(token, len(texts) - 1)]
+            if not data.startswith(each, begin):
+                return None
+            begin += len(each)
+        return len(ids) if begin == len(data) else None
+
+    def name_of(self, token: int) -> str:
+        """Return the name of a special token; "" for other ids."""
+        return self._bytes[token].decode() if token in self._special_ids else ""
+
+    def next_special(self, text: str, at: int) -> int:
+        """Return where the first name of a special token begins from `at` on; the end of the text if there is none."""
+        found = self._name.search(text, at)
+        return len(text) if found is None else found.start()
+
+    def special_end(self, text: str, at: int) -> float:
+        """Return the end of the special token's name that begins at `at`; infinity if there is none."""
+        found = self._name.match(text, at)
+        return inf if found is None else found.end()
+
+    def special_cuts(self, text: str, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Return index and first character of each special token of a prompt; none unless the text names all of them.
+
+        BOS at the beginning may be the tokenizer's own.
+        """
+        places = self.special_places(ids)
+        names = [(found.start(), found[0]) for found in self._name.finditer(text)]
+        if len(places) == len(names) + 1 and places[0] == 0:
+            del places[0]
+        if [self.name_of(ids[index]) for index in places] != [name for _, name in names]:
+            return []
+        return [(index, at) for index, (at, _) in zip(places, names, strict=True)]
 
     def special_places(self, ids: Sequence[int]) -> list[int]:
         """Return the indices of special tokens."""
         return [index for index, token in enumerate(ids) if token in self._special_ids]
 
     def is_clean(self, text: str, at: int) -> bool:
-        """Return True if tokens may end at the character `at` of a rendered prompt.
+        """Return True if generated ids may end at the character `at` of a rendered prompt.
 
         They may not within the name of a special token, and not within what a tokenizer takes for one word.
         """
@@ -300,12 +364,14 @@ def _marked(name: str) -> str:
     return f"{name[:1]}{SPLIT}{name[1:]}"
 
 
-def _after(segments: Sequence[PromptSegment], at: int) -> list[PromptSegment]:
-    """Return the segments after the character `at` of their marked text, which is in no client's name."""
-    rest: list[PromptSegment] = []
+def _between(segments: Sequence[PromptSegment], begin: int, end: int) -> list[PromptSegment]:
+    """Return the segments between two characters of their marked text, neither of which is in a client's name."""
+    found: list[PromptSegment] = []
+    start = 0
     for text, trusted in segments:
         size = len(text) + (not trusted)
-        if at < size:
-            rest.append(PromptSegment(text[at:] if trusted else text, trusted))
-        at = max(0, at - size)
-    return rest
+        first, last = max(begin - start, 0), min(end - start, size)
+        if first < last:
+            found.append(PromptSegment(text[first:last] if trusted else text, trusted))
+        start += size
+    return found

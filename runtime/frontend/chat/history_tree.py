@@ -16,20 +16,19 @@ _OVERHEAD_BYTES = 600  # of a node and its anchor
 class HistoryAnchor:
     """Ids of a text from the end of the anchor `base`, or from the beginning, to the character `end`.
 
-    `is_generated`: the model generated them. `is_aligned`: the ids' own text is that text, so it can be cut between
-    them.
+    `is_generated`: the model generated them. `is_divided`: a special token followed them in a prompt.
     """
 
-    __slots__ = ("base", "end", "ids", "is_aligned", "is_generated", "is_live", "node", "num_dependents")
+    __slots__ = ("base", "end", "ids", "is_divided", "is_generated", "is_live", "node", "num_dependents")
 
     def __init__(
-        self, base: HistoryAnchor | None, end: int, ids: tuple[int, ...], *, is_generated: bool, is_aligned: bool
+        self, base: HistoryAnchor | None, end: int, ids: tuple[int, ...], *, is_generated: bool, is_divided: bool
     ) -> None:
         self.base = base
         self.end = end
         self.ids = ids
         self.is_generated = is_generated
-        self.is_aligned = is_aligned
+        self.is_divided = is_divided
         self.num_dependents = 0
         self.node: HistoryNode | None = None  # None once another anchor has its place
         self.is_live = True  # until it is forgotten
@@ -90,17 +89,18 @@ class HistoryTree:
         ids: tuple[int, ...],
         *,
         is_generated: bool,
-        is_aligned: bool,
+        is_divided: bool = False,
     ) -> HistoryAnchor:
         """Remember that `ids` lead from the end of `base` to the end of `text`. Generated ids replace others."""
         node = self._node_at(namespace, text)
         if (known := node.anchor) is not None:
             if known.base is base and (known.ids == ids or not is_generated):
+                known.is_divided |= is_divided and known.ids == ids
                 self.touch(known)
                 return known
             # Texts that go on from it keep its ids.
             self._detach(known)
-        anchor = HistoryAnchor(base, len(text), ids, is_generated=is_generated, is_aligned=is_aligned)
+        anchor = HistoryAnchor(base, len(text), ids, is_generated=is_generated, is_divided=is_divided)
         anchor.node, node.anchor = node, anchor
         if base is not None:
             base.num_dependents += 1

@@ -48,6 +48,11 @@ class StagedGeneration:
         return min(cached, len(self._prompt.tokens))
 
     @property
+    def first_at(self) -> float | None:
+        """Moment of the answer's first token."""
+        return None if self._first_sample is None else self._first_sample.first_at
+
+    @property
     def num_completion_tokens(self) -> int:
         """Tokens after the client's prompt that were kept, appended text included."""
         return self._num_appended if self._is_counted else self._num_appended + len(self.sample.output_ids)

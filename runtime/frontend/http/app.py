@@ -65,6 +65,7 @@ def create_app(
         openapi_url=None,  # openapi.py has the route
     )
     app.state.core = generator.core  # body limits depend on the model's context
+    app.state.cors_origins = _listed(config.cors_origins)
     errors.install_error_handlers(app)
     answers = openapi.schemas_of(errors.ErrorAnswer, MessagesErrorAnswer, OllamaErrorAnswer)
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas() | answers)
@@ -109,7 +110,7 @@ def create_app(
         app.include_router(RecordsApi(generator.log, peers, access).router, responses=errors.ERROR_RESPONSES)
     app.state.page = None
     if config.page:
-        app.state.page = Page(generator, peers, access, core_config, config, _listed(config.cors_origins))
+        app.state.page = Page(generator, peers, access, core_config, config, app.state.cors_origins)
         for router in app.state.page.routers:
             app.include_router(router, responses=errors.ERROR_RESPONSES)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
@@ -126,7 +127,7 @@ def create_app(
         cache_scope=config.cache_scope,
         max_body_bytes=config.max_body_mib << 20,
     )
-    if origins := _listed(config.cors_origins):
+    if origins := app.state.cors_origins:
         # Outside the authentication: a preflight request carries no key.
         app.add_middleware(
             CORSMiddleware,

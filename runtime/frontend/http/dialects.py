@@ -11,6 +11,7 @@ import msgspec
 _encoder = msgspec.json.Encoder()
 ANTHROPIC_PATH = "/v1/messages"
 OLLAMA_PATH = "/api"
+THREAD_UNSUPPORTED = "thread_unsupported_request"
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -51,7 +52,10 @@ def _named_event(value: Any) -> bytes:
 
 def _anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
+    error: dict[str, Any] = {"type": kind, "message": body["error"]["message"]}
+    if (code := body["error"]["code"]) == THREAD_UNSUPPORTED:  # the SDK's tool runner then sends whole conversations
+        error["details"] = {"error_code": code, "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 def _line(value: Any) -> bytes:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import ErrorInfo, RamiformError
 from ..api.validation import NotFoundError, explain_validation_error, printable
-from .dialects import dialect_of
+from .dialects import ANTHROPIC, dialect_of
 
 
 class AdminKeyError(RamiformError):
@@ -113,7 +113,11 @@ class ErrorResponse(Response):
         self._error = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shaped = dialect_of(scope["path"]).error(self.status_code, self._error)
+        dialect = dialect_of(scope["path"])
+        is_models = scope["path"].startswith("/v1/models")  # which OpenAI's and Anthropic's clients ask alike
+        if is_models and any(name == b"anthropic-version" for name, _ in scope["headers"]):
+            dialect = ANTHROPIC
+        shaped = dialect.error(self.status_code, self._error)
         headers = {name: value for name, value in self.headers.items() if name != "content-length"}
         await JSONResponse(shaped, self.status_code, headers)(scope, receive, send)
 

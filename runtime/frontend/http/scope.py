@@ -10,12 +10,10 @@ SCOPE_API_KEY = "ramiform.key"  # the valid API key of the request, or None
 SCOPE_IS_ADMIN = "ramiform.may_administer"  # True if the request may affect other users
 SCOPE_SEND_BODY = "ramiform.parts"  # `send` of the outermost middleware, for parts of a body except the last
 
-HEALTH_PATH = "/health"  # for supervisors: exempt from keys and limits
-PUBLIC_PATHS = frozenset(
+# For supervisors: exempt from keys and limits. llama-server has the second, platforms ask the third.
+HEALTH_PATHS = frozenset({"/health", "/v1/health", "/ping"})
+PUBLIC_PATHS = HEALTH_PATHS | frozenset(
     {
-        HEALTH_PATH,
-        "/v1/health",  # the same, as llama-server names it
-        "/ping",  # and for platforms that ask there
         # Pages for browsers, which cannot send a key before they have a page. They are the same on every server.
         # So are the files of the page at `/`, below PAGE_FILES.
         "/",

@@ -41,7 +41,9 @@ def pins_of(ancestors: Sequence[Ancestor], tokens: Sequence[int], token_bytes: S
     due = [ancestor for ancestor in ancestors if ancestor.is_due]
     if not due:
         return []
-    ends = [0, *accumulate(len(token_bytes[token] or b"") for token in tokens)]
+    # A model's vocabulary may be larger than its tokenizer's: such ids have no text.
+    sizes = (len(token_bytes[token] or b"") if token < len(token_bytes) else 0 for token in tokens)
+    ends = [0, *accumulate(sizes)]
     pins = []
     for ancestor in due:
         num_tokens = bisect_right(ends, ends[ancestor.num_ids] + ancestor.num_bytes, lo=ancestor.num_ids) - 1

@@ -81,15 +81,19 @@ class Encoder:
         *,
         at_start: bool,
         with_bos: bool = True,
+        after: bool | None = None,
         bound: TokenLimit | None = None,
         cancellation: CancellationToken | None = None,
     ) -> list[int]:
         """Return the ids of adjacent texts.
 
         `at_start`: nothing precedes them, so BOS comes first if the tokenizer adds one and the text does not begin with
-        it, unless `with_bos` is false. If no untrusted text takes part in a special token's name, these are the ids of
-        the joined text; otherwise each run of equal trust is tokenised by itself. Raises RequestError for a text with
-        more tokens than `bound`, before it is tokenised or as soon as too many are counted.
+        it, unless `with_bos` is false. `after`: they are the end of a prompt and begin with a special token's name; the
+        ids are those of the whole prompt, in which untrusted text precedes them if `after` is true.
+
+        If no untrusted text takes part in a special token's name, these are the ids of the joined text; otherwise each
+        run of equal trust is tokenised by itself. Raises RequestError for a text with more tokens than `bound`, before
+        it is tokenised or as soon as too many are counted.
         """
         runs = merge_segments(segments)
         if bound is not None:
@@ -99,7 +103,10 @@ class Encoder:
             runs = [PromptSegment("".join(text for text, _ in runs), trusted=True)]
         ids: list[int] = []
         for text, trusted in runs:
-            ids += self._tokenizer.encode(text, parse_special=trusted, continues=not at_start or bool(ids))
+            if after is None or ids:
+                ids += self._tokenizer.encode(text, parse_special=trusted, continues=not at_start or bool(ids))
+            else:
+                ids += self._tokenizer.encode_end(text, continues=after)
         bos = self._tokenizer.bos_id
         if at_start and with_bos and self._tokenizer.adds_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -120,6 +127,7 @@ class Encoder:
         *,
         at_start: bool,
         with_bos: bool = True,
+        after: bool | None = None,
         param: str = "prompt",
         bound: TokenLimit | None = None,
     ) -> list[int]:
@@ -131,7 +139,7 @@ class Encoder:
         return await _offload_if_long(
             sum(len(text) for text, _ in segments),
             lambda cancellation: self.encode(
-                segments, at_start=at_start, with_bos=with_bos, bound=most, cancellation=cancellation
+                segments, at_start=at_start, with_bos=with_bos, after=after, bound=most, cancellation=cancellation
             ),
         )
 

@@ -95,6 +95,9 @@ class SampleStream:
         self._texts: list[str] = []
         self._num_ids_given = 0
         self._began = time.monotonic()
+        self.first_at: float | None = (
+            None  # moment of the first token; at the end of the output, as the core measured it
+        )
         self._core = generator.core
         self._rid = new_rid()
         self._name = None if prompt.name is None else (current_tenant.get().key, prompt.name)
@@ -156,6 +159,9 @@ class SampleStream:
 
     def _take(self, tokens: Tokens) -> Piece:
         self.output_ids += tokens.ids
+        if self.output_ids and (self.first_at is None or tokens.timings is not None):
+            came = max(self._began, time.monotonic() - tokens.since_first)  # an output in bulk comes with its end
+            self.first_at = came if self.first_at is None else min(self.first_at, came)
         self.num_cached = tokens.num_cached
         if self.logprobs is not None:
             self.logprobs += tokens.logprobs or []

@@ -248,7 +248,7 @@ def test_prompts_that_are_never_answered_are_bounded_too() -> None:
 
 def test_an_empty_text_can_be_forgotten() -> None:
     tree = HistoryTree()
-    tree.add("salt", "", None, (1,), is_generated=False, is_aligned=False)
+    tree.add("salt", "", None, (1,), is_generated=False)
     assert tree.forget_oldest()
     assert tree.longest("salt", "text") is None
 

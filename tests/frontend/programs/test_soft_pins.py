@@ -35,6 +35,22 @@ def test_a_state_pins_all_its_tokens_after_each_generation() -> None:
     run(main())
 
 
+def test_ids_that_the_tokenizer_does_not_have_are_pinned_too() -> None:
+    """Generate an id of the padding that a model's vocabulary may have, then fork and generate."""
+
+    async def main() -> None:
+        unknown = TOKENIZER.vocab_size + 3
+        async with house(lambda request: [unknown]) as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text("One"), Gen(sampling=GREEDY), Fork((2,)))
+            await client.play(2, Text(" two"), Gen(sampling=GREEDY))
+            assert unknown in last(built).tokens
+            assert last(built).soft_pins
+
+    run(main())
+
+
 def test_only_the_first_of_several_samples_is_pinned() -> None:
     async def main() -> None:
         async with house() as built:

@@ -19,6 +19,7 @@ from ...api.chat_messages import MAX_MESSAGES
 from ...api.tool_fields import Function, FunctionName, NamedChoice, SentBody, Tool, ToolChoice
 from ...api.validation import validated
 from ...core.sessions import RetentionHint, cache_control_seconds
+from ..dialects import THREAD_UNSUPPORTED
 
 SystemRole = Literal["system", "user"]
 NO_EFFECT = {"cache_control", "citations", "title", "context", "caller", "eager_input_streaming", "defer_loading"}
@@ -125,6 +126,7 @@ class CountBody(ChatOptionsBody):
     output_config: OutputConfig | None = None
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None  # of the whole prompt
+    thread: Annotated[dict[str, Any] | None, described(type="null")] = None  # refused in the way that clients know
 
     def retention_hints(self) -> list[RetentionHint]:
         """Return how long parts of the prompt are to be kept: each breakpoint means all before it.
@@ -149,6 +151,9 @@ class CountBody(ChatOptionsBody):
 
         System messages behind the first message get the role `late_system_role`.
         """
+        if self.thread is not None:
+            message = "thread: the server keeps no threads; send the whole conversation"
+            raise RequestError(message, param="thread", code=THREAD_UNSUPPORTED)
         conversation = _Conversation()
         if self.system is not None:
             conversation.add("system", self.system, "system")

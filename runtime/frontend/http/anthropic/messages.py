@@ -256,11 +256,13 @@ def _stop(body: MessagesBody, chat: ChatRequest, completion: ChatCompletion) -> 
 
 
 def _usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
-    """Return the usage; `input_tokens` are those that were not in the cache."""
+    """Return the usage. `input_tokens` were not in the cache, and lie behind the last breakpoint (`cache_control`)."""
     num_cached = completion.num_cached_tokens
+    num_kept = max((each.num_tokens for each in chat.prompt.options.retain), default=0)
+    num_created = max(0, min(num_kept, len(chat.prompt.tokens)) - num_cached)
     return {
-        "input_tokens": len(chat.prompt.tokens) - num_cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": len(chat.prompt.tokens) - num_cached - num_created,
+        "cache_creation_input_tokens": num_created,
         "cache_read_input_tokens": num_cached,
         "remembered_input_tokens": chat.num_remembered,
         "output_tokens": completion.num_completion_tokens,

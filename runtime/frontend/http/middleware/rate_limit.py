@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_response
-from ..scope import SCOPE_API_KEY
+from ..scope import HEALTH_PATHS, SCOPE_API_KEY
 
 MINUTE = 60.0
 
@@ -37,7 +37,8 @@ class RateLimitMiddleware:
         self._buckets: dict[str | None, TokenBucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT"):
+        is_limited = scope["type"] == "http" and scope["method"] in ("POST", "PUT")
+        if not is_limited or scope["path"] in HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         bucket = self._bucket(scope.get(SCOPE_API_KEY))

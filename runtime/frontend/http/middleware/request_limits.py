@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..dialects import dialect_of
 from ..errors import error_body, error_response
-from ..scope import HEALTH_PATH, LIVE_PATH, SCOPE_API_KEY
+from ..scope import HEALTH_PATHS, LIVE_PATH, SCOPE_API_KEY
 
 BODY_STALL_SECONDS = 30.0  # maximum seconds between two parts of a body
 MIN_BODY_RATE = 1024  # bytes per second; a slower body may lag BODY_STALL_SECONDS behind this rate
@@ -32,7 +32,7 @@ class RequestLimitsMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Viewers are no requests; LIVE_PATH has a bound of its own.
-        if scope["type"] not in ("http", "websocket") or scope["path"] in (HEALTH_PATH, LIVE_PATH):
+        if scope["type"] not in ("http", "websocket") or scope["path"] in HEALTH_PATHS | {LIVE_PATH}:
             await self._app(scope, receive, send)
             return
         key = scope.get(SCOPE_API_KEY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS, PARAMETERS
@@ -21,8 +21,16 @@ from ...api.validation import validated
 
 Level = Literal["low", "medium", "high"]
 OutputFormat = Literal["", "json"] | dict[str, Any]
+
+
+def _whole(value: Any) -> Any:
+    """Return a number with a point that is whole as an integer: clients in some languages have only such."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 Off = Annotated[float, Field(ge=1, le=1)]  # of a filter that the sampler does not have
-LoadOption = bool | int | None
+LoadOption = bool | int | float | None
 Images = Annotated[list[Any], described(maxItems=0)]
 
 
@@ -34,26 +42,27 @@ DrawOptions = create_model("DrawOptions", __base__=Body, **{name: _FIELDS[name] 
 class OllamaOptions(DrawOptions):
     """Sampling options, with Ollama's defaults except `repeat_penalty`, which is off."""
 
-    num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] = -1  # below 1: as many tokens as fit
+    num_predict: Annotated[Whole, Field(ge=-2, lt=1 << 31)] = -1  # below 1: as many tokens as fit
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 40  # below 1: all
+    top_k: Annotated[Whole, Field(ge=-1, lt=1 << 31)] = 40  # below 1: all
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     typical_p: Off | None = None
     tfs_z: Off | None = None
-    seed: Annotated[int, Field(ge=-1, lt=1 << 62)] = -1  # -1: drawn
+    seed: Annotated[Whole, Field(ge=-1, lt=1 << 62)] = -1  # -1: drawn
     stop: Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)] = Field(
         default_factory=list
     )
     repeat_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    repeat_last_n: Literal[-1, 0] = -1  # -1: the penalty covers the whole context; 0: no penalty
+    # -1: the penalty covers the whole context; 0: no penalty. Others only without a penalty, as Ollama's default 64.
+    repeat_last_n: Annotated[Whole, Field(ge=-1, lt=1 << 31)] = -1
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     mirostat: Literal[0] | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     penalize_newline: Literal[True] | None = None
-    num_ctx: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None  # the server's limit holds if it is lower
-    num_keep: int | None = None  # nothing is ever shifted out of the context
+    num_ctx: Annotated[Whole, Field(ge=1, lt=1 << 31)] | None = None  # the server's limit holds if it is lower
+    num_keep: Whole | None = None  # nothing is ever shifted out of the context
     # How Ollama loads a model.
     num_batch: LoadOption = None
     num_gpu: LoadOption = None
@@ -69,7 +78,12 @@ class OllamaOptions(DrawOptions):
     embedding_only: LoadOption = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a chat body that say the same."""
+        """Return the fields of a chat body that say the same. Raises RequestError for a penalty of the last tokens."""
+        if self.repeat_last_n > 0 and self.repeat_penalty != 1.0:
+            raise RequestError(
+                f"repeat_last_n {self.repeat_last_n}: a penalty covers the whole context (-1), or nothing (0)",
+                param="options.repeat_last_n",
+            )
         return {
             **{name: getattr(self, name) for name in _DRAW},
             "top_k": self.top_k if self.top_k > 0 else -1,
@@ -102,8 +116,9 @@ class AnswerBody(ServedModelBody, ChatOptionsBody):
     think: bool | Level | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    truncate: Literal[False] | None = None  # a prompt that does not fit is an error
-    shift: Literal[False] | None = None
+    # Ollama's defaults are true. Without effect: a prompt that does not fit is an error, and nothing is shifted out.
+    truncate: bool | None = None
+    shift: bool | None = None
 
     @property
     def unloads(self) -> bool:

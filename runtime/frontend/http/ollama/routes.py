@@ -197,13 +197,11 @@ class OllamaApi:
 
     async def _parts(self, body: AnswerBody, request: ChatRequest, began: int) -> AsyncGenerator[AnswerPart]:
         """Yield the parts of the answer; `began` is the request's arrival in nanoseconds."""
-        first: int | None = None
         async with self._service.completions(request) as [completion]:
             calls = _WholeCalls()
             deltas = completion.deltas()
             try:
                 async for delta in deltas:
-                    first = first or time.monotonic_ns()
                     logprobs = chat_logprobs(self._texts, delta.logprobs)["content"] if delta.logprobs else []
                     part = AnswerPart(delta.content, delta.reasoning, calls.add(delta.calls), logprobs)
                     if part != AnswerPart():
@@ -211,7 +209,8 @@ class OllamaApi:
             finally:
                 await deltas.aclose()
             now = time.monotonic_ns()
-            end = _end(request, completion, began, first or now, now)
+            first = now if completion.first_at is None else round(1e9 * completion.first_at)
+            end = _end(request, completion, began, first, now)
             if isinstance(body, OllamaGenerateBody) and not body.raw:
                 end["context"] = completion.tokens
             yield AnswerPart(calls=calls.finish(), end=end)

@@ -188,7 +188,7 @@ class CompletionsApi:
             async for question in cooperative_iter(questions):
                 for sample in question.samples:
                     async for _ in sample:
-                        watch.tick()
+                        watch.tick(sample.first_at)
                 for sample in _best(question.samples, body.n):
                     choices.append(self._choice(body, question, sample, len(choices)))
             usage = _usage(questions)

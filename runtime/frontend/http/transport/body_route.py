@@ -37,12 +37,16 @@ class BodyRoute(APIRoute):
             except ClientDisconnect:
                 raise ClientDisconnectedError from None
             if data and not _is_json(request):
-                # Not read nevertheless: web pages may send other types to any server without its consent (CORS).
-                given = request.headers.get("content-type", "none")[:100]
-                raise RequestError(
-                    f"the body must be sent as Content-Type: application/json; its type is {given}",
-                    code="unsupported_media_type",
-                )
+                # Clients forget the type. Web pages may send other types to any server without its consent (CORS), so
+                # theirs are not read.
+                if not _is_allowed_origin(request):
+                    given = request.headers.get("content-type", "none")[:100]
+                    raise RequestError(
+                        f"a page of {request.headers['origin'][:100]} must send the body as Content-Type: "
+                        f"application/json; its type is {given}",
+                        code="unsupported_media_type",
+                    )
+                request = _JsonRequest(request, data)
             noted: list[str] = []
             NOTED.set(noted)
             response = await self._answer(handle, request, data)
@@ -92,6 +96,26 @@ class _ReadRequest(Request):
 
     async def json(self) -> Any:
         return self._validated_body
+
+
+class _JsonRequest(Request):
+    """Request with a body that is read as JSON, whatever its type."""
+
+    def __init__(self, request: Request, data: bytes) -> None:
+        headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+        typed = (b"content-type", b"application/json")
+        super().__init__({**request.scope, "headers": [*headers, typed]}, request.receive)
+        self._data = data
+
+    async def body(self) -> bytes:
+        return self._data
+
+
+def _is_allowed_origin(request: Request) -> bool:
+    """Return False for a web page's request whose origin is neither the server's own nor allowed by --cors-origins."""
+    origin = request.headers.get("origin")
+    own = f"//{request.headers.get('host', '')}"
+    return origin is None or origin.endswith(own) or not {origin, "*"}.isdisjoint(request.app.state.cors_origins)
 
 
 def _is_json(request: Request) -> bool:

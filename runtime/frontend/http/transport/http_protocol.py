@@ -21,7 +21,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from ..errors import error_body, error_response
-from ..scope import HEALTH_PATH
+from ..scope import HEALTH_PATHS
 from .connection_limits import ConnectionSlot
 
 MAX_HEAD = 65_536  # bytes of a request line and its header fields
@@ -333,7 +333,7 @@ def _only_health(app: Any) -> ASGIApp:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        if scope["path"] == HEALTH_PATH:
+        if scope["path"] in HEALTH_PATHS:
             await app(scope, receive, send_last)
         else:
             refusal = _too_many_connections()

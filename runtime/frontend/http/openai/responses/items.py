@@ -57,6 +57,13 @@ class CompactionItem(Body):
     created_by: Text | None = None
 
 
+class ItemReference(Body):
+    """Names an item of a stored response, in its place."""
+
+    type: Literal["item_reference"]
+    id: Text
+
+
 def qualified_name(namespace: str | None, name: str) -> str:
     """Return the name by which the model calls a function of a namespace."""
     return name if namespace is None else f"{namespace}.{name}"
@@ -72,7 +79,8 @@ InputItem = Annotated[
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[CompactionItem, Tag("compaction")],
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_item_type),
 ]
 

@@ -54,6 +54,7 @@ class ResponseService:
             **body.echoed(),
         }
         items = await offload_if_large(lambda _: as_items(body.input), body.input)
+        items = [self._resolved(item, index) for index, item in enumerate(items)]
         previous = self.previous(body.previous_response_id, recent)
         return StoredResponse(response, items, previous, owner=current_tenant.get().key)
 
@@ -69,6 +70,16 @@ class ResponseService:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
+        return found
+
+    def _resolved(self, item: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return the item, or the one that it refers to. Raises RequestError if there is none."""
+        if item["type"] != "item_reference":
+            return item
+        found = self.store.item(item["id"], current_tenant.get().key)
+        if found is None:
+            message = f"input[{index}]: there is no item {item['id']!r}: its response is not stored, or forgotten"
+            raise RequestError(message, param=f"input[{index}].id", code="item_not_found")
         return found
 
     async def chat_request(self, body: ResponseBody, entry: StoredResponse) -> ChatRequest:

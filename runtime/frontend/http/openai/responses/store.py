@@ -80,6 +80,16 @@ class ResponseStore:
         entry = self._entries.get(response_id)
         return entry if entry is not None and entry.owner == owner else None
 
+    def item(self, item_id: str, owner: str | None) -> dict[str, Any] | None:
+        """Return the item of that id of a response that belongs to `owner`, the newest one."""
+        self._evict()
+        for entry in reversed(self._entries.values()):
+            if entry.owner == owner:
+                for item in (*entry.response["output"], *entry.input):
+                    if item.get("id") == item_id:
+                        return item
+        return None
+
     def remove(self, response_id: str) -> StoredResponse | None:
         entry = self._entries.pop(response_id, None)
         if entry is not None:
