@@ -31,7 +31,8 @@ def result(*answers: str) -> AgentResult:
         ([call("get_weather", city="Rome"), "It is 23 degrees."], False),
         ([call("get_price", item="Oslo"), "It is 23 degrees."], False),
         (["It is 23 degrees."], False),
-        ([call("get_weather", city="Oslo")] * 4, False),
+        ([call("get_weather", city="Oslo")] * 2 + ["It is 23 degrees."], True),
+        ([call("get_weather", city="Oslo")] * 2 + ["It is 230 degrees."], False),
     ],
 )
 def test_an_answer_counts_with_the_right_call_and_its_value(answers: list[str], counts: bool) -> None:
