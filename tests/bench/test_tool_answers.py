@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from ramiform import AgentResult, Scripted
-from ramiform.bench.agents.tool_answers import QUESTIONS, WAYS, ask, get_price, get_weather, is_answered, row_of
+from ramiform.bench.agents.tool_answers import (
+    FRESH_QUESTIONS,
+    QUESTIONS,
+    WAYS,
+    ask,
+    get_price,
+    get_weather,
+    is_answered,
+    row_of,
+)
 
 OSLO = QUESTIONS[0]
 
@@ -41,13 +50,15 @@ def test_an_answer_counts_with_the_right_call_and_its_value(answers: list[str], 
 
 def test_the_tools_know_the_value_of_each_question() -> None:
     tools = {"get_weather": get_weather, "get_price": get_price}
-    assert len(QUESTIONS) == len({one.value for one in QUESTIONS}) == 20
-    for one in QUESTIONS:
+    both = [*QUESTIONS, *FRESH_QUESTIONS]
+    assert len(QUESTIONS) == len(FRESH_QUESTIONS) == 20
+    assert len({one.value for one in both}) == 40
+    for one in both:
         assert one.argument in one.text
         assert one.value in str(tools[one.tool](one.argument))
 
 
 def test_a_row_counts_calls_by_how_they_were_found() -> None:
-    row = row_of("json", [result(call("get_weather", city="Oslo"), "23"), result("Cold.")], 1.0)
+    row = row_of("json", QUESTIONS, [result(call("get_weather", city="Oslo"), "23"), result("Cold.")], 1.0)
     assert (row["answered"], row["right call"], row["no call"], row["turns"]) == (1, 1, 1, 3)
     assert row["calls found by"] == "bare JSON 1"
