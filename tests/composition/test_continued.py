@@ -44,7 +44,7 @@ def continued(request: Generate, got: Got, after: int) -> tuple[Generate, Got]:
     )
     rid, tokens = f"{request.rid} after {after}", [*request.tokens, *got.ids[:after]]
     changed = msgspec.structs.replace(request, rid=rid, tokens=tokens, sampling=sampling, continued=after)
-    return changed, Got(got.ids[after:], got.logprobs[after:], got.finish)
+    return changed, Got(got.ids[after:], got.logprobs[after:], finish=got.finish)
 
 
 @pytest.mark.slow
