@@ -126,8 +126,8 @@ def test_turns_of_a_conversation_get_transformers_tokens(shape: dict[str, Any], 
     assert {rid: mine.ids for rid, mine in got.items()} == wanted
     assert (stats.num_checkpoints > 0) == settings.get("prefix_cache", True)
     if not shape:
-        # The second and third turn go on where the one before ended, but for its last token. Of the last two, one goes on
-        # from a state inside a page of the first prompt, and one from its last whole page, and recomputes the rest.
+        # The second and third turn go on where the one before ended, but for its last token. The one that leaves the
+        # first prompt inside a page goes on there; the first one again at its last whole page, and recomputes the rest.
         ends = 45 + NEW_TOKENS - 1, 45 + NEW_TOKENS + 11 + NEW_TOKENS - 1
         assert stats.num_cached_tokens == sum(ends) + 37 + 32
         assert stats.num_replayed_tokens == 44 - 32
