@@ -438,15 +438,6 @@ def _limited_numbers(whole: int, places: int) -> Dfa:
     return expression_dfa(sequence(optional(Bytes(b"-")), natural, optional(fraction), optional(EXPONENT)))
 
 
-def as_ranges(part: NumberPart) -> NumberPart:
-    """Return the part of the same numbers that lists none, whose automaton knows all spellings of them."""
-    if part.values is None:
-        return part
-    bounds = [NumberBound(value, False) for value in sorted(part.values)]
-    ranges = tuple(NumberRange(bound, bound) for bound in bounds)
-    return NumberPart(lower=bounds[0], upper=bounds[-1], ranges=ranges if len(ranges) > 1 else ())
-
-
 def number_universe(parts: Sequence[NumberPart]) -> Dfa:
     """Return the spellings whose truths all parts know, as the universe of their product.
 

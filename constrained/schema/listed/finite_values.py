@@ -34,6 +34,8 @@ def canonical(value: Any) -> Canonical:
             return "structure", tuple(canonical(inner) for inner in value)
         case bool() | None | str():
             return type(value).__name__, value
+        case float() if value.is_integer():  # as it is written: a large one is not its digits in binary
+            return "number", int(Decimal(repr(value)))
         case _:
             return "number", int(value) if value == int(value) else value
 

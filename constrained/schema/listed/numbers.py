@@ -11,13 +11,11 @@ import numpy as np
 from ...automaton.automaton import Automaton
 from ...automaton.blocks import Block
 from ...regex.dfa import DEAD, START
-from ...regex.exponents import MAX_SCALED
 from ...regex.pair_product import pair_product
-from ..formula import Formula, ResultCodes, atoms, bits_reader, truths_of
+from ..formula import Formula, ResultCodes, atoms, truths_of
 from ..number_parts import (
     NUMBER_END,
     NumberPart,
-    as_ranges,
     listed_numbers_dfa,
     number_product,
     number_universe,
@@ -71,11 +69,6 @@ def product_with_listed(formulas: tuple[Formula, ...], result: ResultCodes) -> L
         return result.of_bits(bits >> 1) if bits & 1 else -1
 
     parts: list[Any] = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
-    if sum(len(part.values or ()) for part in parts) <= MAX_SCALED:
-        ranges = tuple(map(as_ranges, parts))
-        read = bits_reader(formulas, parts)
-        by_parts = number_product(number_universe(ranges), ranges)
-        return by_parts.labelled(lambda truths: code(read(truths)))
     open_parts = tuple(part for part in parts if part.values is None)
     product = number_product(number_universe(parts), open_parts)
     table, class_of, found = product.table, product.class_of, product.combination
