@@ -88,7 +88,7 @@ def test_scores_are_those_of_the_echoed_prompt(http: httpx.Client, model: str) -
         ({"prompt": "a", "continuations": [""]}, "continuations"),
         ({"prompt": "a", "continuations": [[1]]}, "continuations"),
         ({"prompt": [], "continuations": [[1]]}, "prompt"),
-        ({"prompt": [1], "continuations": [[1 << 20]]}, "prompt"),
+        ({"prompt": [1], "continuations": [[1 << 20]]}, "continuations"),
         ({"prompt": "a"}, "continuations"),
     ],
     ids=str,

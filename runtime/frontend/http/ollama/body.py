@@ -81,7 +81,7 @@ class OllamaOptions(DrawOptions):
         """Return the fields of a chat body that say the same. Raises RequestError for a penalty of the last tokens."""
         if self.repeat_last_n > 0 and self.repeat_penalty != 1.0:
             raise RequestError(
-                f"repeat_last_n {self.repeat_last_n}: a penalty covers the whole context (-1), or nothing (0)",
+                f"options.repeat_last_n {self.repeat_last_n}: a penalty covers the whole context (-1), or nothing (0)",
                 param="options.repeat_last_n",
             )
         return {
