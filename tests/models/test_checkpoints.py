@@ -96,11 +96,6 @@ def test_layers_are_packed_while_nothing_else_holds_their_weights(
     assert not any(alive)
 
 
-def test_a_tied_head_stored_all_the_same_is_ignored(broken: Path, checkpoint: Callable[[str], Path]) -> None:
-    change_weights(broken, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(203, 64)}))
-    assert parameters_equal(load(broken), load(checkpoint("llama3")))
-
-
 def test_weights_take_the_type_asked_for(checkpoint: Callable[[str], Path]) -> None:
     model = load_model(checkpoint("llama2"), device=torch.device("cpu"), dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16

@@ -25,6 +25,9 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
     params = message.sampling
     prompt = list(message.tokens)
     answer = Answer(finish=Finish("length"))
+    if len(prompt) + min(1, params.max_new_tokens) > min(context_length, num_slots):
+        answer.error = "context_length_exceeded"
+        return answer
     num_top, of = (0, ()) if message.logprobs is None else (message.logprobs.num_top, message.logprobs.of)
     if message.logprobs is not None:
         answer.logprobs = []
