@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..budget import INTERPRETED, CompileBudget
 from .dfa import DEAD, START, Dfa, trimmed_dfa
-from .exponents import EXPONENT, INSIDE, MAX_SCALED, MINUS, OTHER, POINT, scaled_positions
+from .exponents import EXPONENT, INSIDE, MAX_SCALED, MINUS, MOST, OTHER, POINT, scaled_positions
 from .syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 
 _DIGIT, _DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
@@ -103,7 +103,12 @@ def in_ranges(ranges: Iterable[NumberRange], compared: Callable[[Sequence[Decima
 
 def number_positions(values: Sequence[Decimal], integers: bool = False) -> Positions:
     """Build the automaton of `scaled_positions` of a few values, or that of `decimal_positions` of many."""
-    return scaled_positions(values, integers) if len(values) <= MAX_SCALED else decimal_positions(values)
+    return scaled_positions(values, integers) if takes_exponents(values) else decimal_positions(values)
+
+
+def takes_exponents(values: Collection[Decimal]) -> bool:
+    """Return True if numbers with exponents are compared with these values: a few, below what any exponent reaches."""
+    return len(values) <= MAX_SCALED and all(value.adjusted() < MOST for value in values)
 
 
 def decimal_positions(values: Sequence[Decimal]) -> Positions:

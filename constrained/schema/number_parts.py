@@ -29,9 +29,10 @@ from ..regex.decimal_ranges import (
     decimal_positions,
     in_ranges,
     number_positions,
+    takes_exponents,
 )
 from ..regex.dfa import Dfa, intersect
-from ..regex.exponents import EXPONENT, LARGE_EXPONENT, MAX_SCALED
+from ..regex.exponents import EXPONENT, LARGE_EXPONENT
 from ..regex.listed import listed_dfa
 from ..regex.pair_product import pair_product
 from ..regex.syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
@@ -451,7 +452,7 @@ def number_universe(parts: Sequence[NumberPart]) -> Dfa:
     if any(part.integer and not part.digits for part in parts):
         divisors.add(Decimal(1))
     if not divisors:
-        return expression_dfa(NUMBER) if len(limits) <= MAX_SCALED else _plain_numbers()
+        return expression_dfa(NUMBER) if takes_exponents(limits) else _plain_numbers()
     is_exact = not limits and len(divisors) == 1 and all(map(reads_exponents, divisors))
     return multiples_universe() if is_exact else _plain_numbers()
 

@@ -14,8 +14,8 @@ from ramiform.runtime.protocol.sampling import Constraint
 
 @cache
 def runtime_grammars() -> GrammarCache:
-    """Compile constraints as the runtime does, over single bytes; the last token ends."""
-    return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256])
+    """Compile constraints as the runtime does without a limit of digits, over single bytes; the last token ends."""
+    return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256], number_digits=0)
 
 
 def written(constraint: Constraint, seed: int) -> str:
