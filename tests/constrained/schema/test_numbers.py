@@ -51,13 +51,11 @@ def test_bounds_remove_values_and_no_invalid_spelling_is_left(schema: Any) -> No
 
 
 @pytest.mark.parametrize("text", ["6.022e23", "6.022E+23", "1e-9", "0.5e-3", "602.2e21", "0e0", "12"])
-@pytest.mark.parametrize(
-    "schema", [{"minimum": 0}, {"exclusiveMaximum": 1e30, "minimum": 0}, {"multipleOf": 1e-9, "minimum": 0}]
-)
+@pytest.mark.parametrize("schema", [{"minimum": 0}, {"exclusiveMaximum": 1e30, "minimum": 0}])
 def test_a_value_within_bounds_keeps_its_exponent(schema: Any, text: str) -> None:
     options = SchemaOptions("closed", "digits", 20)
     grammar = compile_constraint(JsonSchema({"type": "number", **schema}, options), shared_vocabulary())
-    assert accepts(grammar, text.encode()) == (text != "602.2e21" or "multipleOf" not in schema)
+    assert accepts(grammar, text.encode())
 
 
 BELOW_TINY = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-25}
