@@ -44,7 +44,7 @@ class McpError(Exception):
 
 @dataclass(frozen=True)
 class McpProgress:
-    """What a server tells of a call that is under way."""
+    """Progress of a call that is under way, as its server tells it."""
 
     tool: str
     message: str | None

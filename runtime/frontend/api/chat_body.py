@@ -176,7 +176,7 @@ class ChatBody(CompletionFields, TemplateFields, ChatOptionsBody):
 
     @property
     def _switches(self) -> tuple[bool | None, ...]:
-        """What each of the fields says that switch thinking on or off, the first one first; None: nothing."""
+        """Return the values of the fields that switch thinking on or off, in their order; None: one is not given."""
         kind = None if self.thinking is None or self.thinking.type == "adaptive" else self.thinking.type
         return (
             False if "none" in self._efforts else None,

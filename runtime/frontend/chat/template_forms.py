@@ -26,7 +26,7 @@ _RESULT = {"role": "tool", "content": "1", "tool_call_id": "abcdefghi", "name": 
 
 
 class CallForm(NamedTuple):
-    """What a template is given of messages with calls."""
+    """Forms in which a template reads messages with calls."""
 
     for_null: str | None = ""
     for_empty: str | None = ""

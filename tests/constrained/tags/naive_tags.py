@@ -172,7 +172,8 @@ def _is_value(text: str, spec: Spec) -> bool:
         jsonschema.validate(value, spec["json_schema"])
     except (ValueError, jsonschema.ValidationError):
         return False
-    return text == json.dumps(value, separators=(",", ":"))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number or text == json.dumps(value, separators=(",", ":"))  # a number in any spelling
 
 
 # Random tags, and texts that are often of them.

@@ -36,7 +36,7 @@ def test_random_tags_agree_with_a_naive_reader(first: int) -> None:
 
 
 def test_xgrammar_reads_its_documentation_as_the_naive_reader_does() -> None:
-    """What docs/use/constrained.md lists as settled by the documentation is left out."""
+    """Leaves out what docs/use/constrained.md lists as settled by the documentation."""
     xgrammar = pytest.importorskip("xgrammar", exc_type=ImportError)  # the extra `backends`
     tokens = [*(bytes([byte]) for byte in range(256)), b"</s>"]
     info = xgrammar.TokenizerInfo(tokens, vocab_size=257, stop_token_ids=[256])

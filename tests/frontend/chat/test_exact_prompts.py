@@ -1,4 +1,4 @@
-"""What was never generated has the tokenizer's own ids, whatever was remembered before: six kinds of tokenizers."""
+"""Prompts of which nothing was generated have the tokenizer's own ids, whatever was remembered: seven tokenizers."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ PARIS = [("get_weather", {"city": "Paris"})]
 def read_both(
     name: str, text: str, schemas: dict[str, Any], **options: Any
 ) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """What a text is read as, which its characters one by one are read as too."""
+    """Return what a text is read as; assert that its characters, one by one, are read as the same."""
     constraints = {key: Constraint("json_schema", json.dumps(schema)) for key, schema in schemas.items()}
     results = []
     for pieces in ([text], list(text)):

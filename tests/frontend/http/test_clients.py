@@ -1,4 +1,4 @@
-"""What clients send that other servers read, each kind as its clients send it."""
+"""Bodies and fields that clients send and other servers read, each kind as its clients send it."""
 
 from __future__ import annotations
 

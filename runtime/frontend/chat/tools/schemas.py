@@ -1,4 +1,4 @@
-"""What the JSON Schema of a tool's arguments says of values and of texts that stand for them.
+"""Checks values, and texts that stand for values, against the JSON Schema of a tool's arguments.
 
 A small part of JSON Schema, without patterns: the schema is a client's, and the text a model's.
 """
