@@ -140,6 +140,15 @@ def test_a_request_says_how_json_is_written_and_is_told_of_a_misspelled_keyword(
     assert "did you mean required?" in answer.headers["x-schema-warning"]
 
 
+def test_a_name_with_a_line_break_ends_no_header(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"é\r\nx-own: 1": {"requierd": [], "type": "null"}}}
+    sampling = {"max_new_tokens": 1, "json_schema": json.dumps(schema)}
+    answer = http.post("/generate", json={"text": "a", "sampling_params": sampling})
+    assert answer.status_code == 200, answer.text
+    assert r"\xe9\r\nx-own: 1/requierd is no keyword" in answer.headers["x-schema-warning"]
+    assert "x-own" not in answer.headers
+
+
 @pytest.mark.parametrize(
     ("route", "body"),
     [

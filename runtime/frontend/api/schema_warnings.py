@@ -25,7 +25,8 @@ def note_misspelled(field: str, text: str) -> None:
         for pointer, keyword, meant in _misspelled(json.loads(text)):
             if len(noted) == _MAX_NOTED:
                 return
-            where = f"{field}: {child(pointer, keyword)}".encode("ascii", "backslashreplace").decode()
+            # A name may have line breaks, which a header cannot.
+            where = f"{field}: {child(pointer, keyword)}".encode("unicode_escape").decode()
             noted.append(f"{where} is no keyword and enforces nothing; did you mean {meant}?")
 
 
