@@ -74,8 +74,8 @@ def _compiled(compiler: Any, constraint: GrammarSource, any_whitespace: bool) ->
 
 
 def _check_patterns(schema: Any) -> None:
-    """Raise GrammarError for a pattern that may match characters which JSON escapes: xgrammar compares it with the text
-    as written, so that a string could hold them as they are."""
+    """Raise GrammarError for a pattern that asks for characters which JSON escapes: xgrammar would write them as they
+    are. From wider classes, such as `.`, it leaves them out."""
     for location in Document(read_schema(schema)).all:
         if not isinstance(location.schema, dict):
             continue
@@ -84,22 +84,22 @@ def _check_patterns(schema: Any) -> None:
         for name in members if isinstance(members, dict) else ():
             patterns[child(location.pointer, "patternProperties", name)] = name
         for pointer, pattern in patterns.items():
-            if isinstance(pattern, str) and _may_match_escaped(parse_regex(pattern, "ecma")):
+            if isinstance(pattern, str) and _asks_for_escaped(parse_regex(pattern, "ecma")):
                 raise GrammarError(
-                    'xgrammar does not escape what a pattern matches: exclude ", \\ and control characters, or use the '
-                    "native backend",
+                    'xgrammar does not escape what a pattern asks for: leave ", \\ and control characters out, or use '
+                    "the native backend",
                     pointer=pointer,
                 )
 
 
-def _may_match_escaped(expression: Expression) -> bool:
+def _asks_for_escaped(expression: Expression) -> bool:
     match expression:
         case Chars(ranges=ranges):
-            return bool(intersection(ranges, _ESCAPED))
+            return bool(ranges) and intersection(ranges, _ESCAPED) == ranges
         case Seq(parts=parts) | Alt(parts=parts):
-            return any(map(_may_match_escaped, parts))
+            return any(map(_asks_for_escaped, parts))
         case Repeat(part=part):
-            return _may_match_escaped(part)
+            return _asks_for_escaped(part)
     return isinstance(expression, Look)
 
 
