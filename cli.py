@@ -20,7 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
+from .flags import (
+    LOG_SETTINGS,
+    MODEL_SETTINGS,
+    SERVE_SETTINGS,
+    CommandWithSettings,
+    ServingCommand,
+    TranslatingCommand,
+    with_settings,
+)
 from .runtime.protocol.config import RuntimeConfig, ServeConfig
 from .runtime.protocol.errors import RamiformError, RequestError
 from .tools.cluster.command import cluster
@@ -35,6 +43,7 @@ app = typer.Typer(
     help="A structured-generation language and the runtime that serves it.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # else long names of flags are cut at 80 columns
     pretty_exceptions_enable=False,
 )
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -54,7 +63,7 @@ KeysOption = Annotated[
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a server listens at all addresses; a browser needs one
 
 
-@app.command(cls=TranslatingCommand)
+@app.command(cls=ServingCommand)
 @with_settings(*MODEL_SETTINGS, *SERVE_SETTINGS)
 def serve(
     model: ModelArgument = None,
@@ -157,7 +166,7 @@ def _serve_node(config: RuntimeConfig) -> None:
     serve_node(config, on_start)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=CommandWithSettings, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def run(
     context: typer.Context,
@@ -172,7 +181,7 @@ def run(
         _run_script(file, context.args, model, address, keys, settings)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=CommandWithSettings, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def trace(
     context: typer.Context,
@@ -282,7 +291,7 @@ def _default_backend(
         yield
 
 
-@app.command("eval")
+@app.command("eval", cls=CommandWithSettings)
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def evaluate(
     file: Annotated[

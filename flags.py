@@ -36,6 +36,7 @@ PANELS = {
     "Processes": "frontends drain_seconds",
     "Logs and traces": "log_level log_format log_requests otlp_endpoint",
 }
+HELP_ALL = "--help-all"
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 
 
@@ -71,7 +72,32 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
     return decorate
 
 
-class TranslatingCommand(TyperCommand):
+class CommandWithSettings(TyperCommand):
+    """Command with flags in groups. Its `--help` leaves out the groups of a runtime's settings, `--help-all` shows them."""
+
+    shows_settings = False  # in `--help` too
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        ctx.meta["shows settings"] = self.shows_settings or HELP_ALL in own
+        return super().parse_args(ctx, ["--help"] if HELP_ALL in own else args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section of flags for each group: a name is never cut, and what it means follows in a column."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            panel = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or panel, []).append(record)
+        if not self.shows_settings:
+            sections["Options"].append((HELP_ALL, "Show also the settings of the runtime that it starts, and exit."))
+        for panel in sorted(sections, key=lambda name: list(PANELS).index(name) if name in PANELS else -1):
+            if panel not in PANELS or ctx.meta["shows settings"]:
+                with formatter.section(panel):
+                    formatter.write_dl(sections[panel])
+
+
+class TranslatingCommand(CommandWithSettings):
     """Command whose error for a flag of another server names Ramiform's flag. Typer reports other wrong flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -83,6 +109,12 @@ class TranslatingCommand(TyperCommand):
             if flag.startswith("--") and flag not in own and ours in shown:
                 raise RequestError(f"no such option: {flag}; here it is {shown[ours]}", param=name)
         return super().parse_args(ctx, _with_our_values(args))
+
+
+class ServingCommand(TranslatingCommand):
+    """Command for which the settings of a runtime are what it is asked for."""
+
+    shows_settings = True
 
 
 def _with_our_values(args: list[str]) -> list[str]:

@@ -226,16 +226,39 @@ def test_every_flag_says_what_it_means() -> None:
             assert parameter.help, f"{command.name} {parameter.name}"
 
 
+SHORT = ("run", "trace", "eval", "chat", "info", "cluster")
+
+
+def help_of(*arguments: str) -> str:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
+
+
 def test_settings_are_shown_in_groups() -> None:
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    shown = help_of("serve", "--help")
     for group in PANELS:
-        assert f"─ {group} ─" in shown
+        assert f"\n{group}:\n" in shown
     for name in ("serve", "run", "trace", "eval", "chat", "info"):
         for parameter in commands()[name].params:
             if parameter.name in (*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__):
                 assert parameter.rich_help_panel is not None or parameter.name in ("model", "api_key", "keys"), (
                     parameter.name
                 )
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_help_is_a_screen_and_the_settings_of_the_runtime_are_asked_for(name: str) -> None:
+    short, whole = help_of(name, "--help"), help_of(name, "--help-all")
+    assert short.count("\n") <= 40
+    assert "--help-all" in short
+    assert "--kv-dtype" not in short
+    assert set(whole.splitlines()) >= {"Scheduling:", "Memory and reuse:"}
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_names_of_flags_are_shown_whole(name: str) -> None:
+    shown = set(re.split(r"[\s/]+", help_of(*name.split(), "--help-all" if name in SHORT else "--help")))
+    hidden = {flag for p in commands()[name].params if p.hidden for flag in p.opts}
+    assert shown >= FLAGS[name] - hidden
 
 
 def test_the_version_is_the_same_everywhere() -> None:
