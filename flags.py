@@ -73,7 +73,7 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
 
 
 class CommandWithSettings(TyperCommand):
-    """Command with flags in groups. Its `--help` leaves out the groups of a runtime's settings, `--help-all` shows them."""
+    """Command with flags in groups. `--help` leaves out the groups of a runtime's settings, `--help-all` shows them."""
 
     shows_settings = False  # in `--help` too
 

@@ -65,7 +65,7 @@ def run(folder: Path, **environment: str) -> tuple[str, str]:
     return output.strip(), errors
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_compiled_loop_is_cached_until_a_source_beside_it_changes(folder: Path) -> None:
     assert run(folder) == ("14 1", "")
     assert run(folder) == ("14 0", "")
@@ -74,7 +74,7 @@ def test_a_compiled_loop_is_cached_until_a_source_beside_it_changes(folder: Path
     assert run(folder) == ("21 0", "")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_start_together_share_one_cache(folder: Path) -> None:
     for process in [start(folder) for _ in range(3)]:
         output, errors = process.communicate()
@@ -184,7 +184,7 @@ print(loops.is_complete(folder))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_folder_is_complete_until_a_source_or_the_setting_of_the_processor_changes(folder: Path) -> None:
     def said(**environment: str) -> list[str]:
         command = [sys.executable, "-P", "-B", "-c", COMPLETE]

@@ -95,7 +95,7 @@ def test_the_interpreter_shows_the_script_s_frames_too(script: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("ending", "line", "program"),
     [

@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("favour", [0.0, 6.0])
 def test_whatever_random_weights_write_under_a_schema_is_valid_or_has_no_room(checkpoint: Path, favour: float) -> None:
     judged, figures = run(CASES, checkpoint, favour, max_tokens=150, at_once=16)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("peers"), small=True, dtype=torch.bfloat16)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_gguf_file_holds_the_weights_of_the_checkpoint(folder: Path) -> None:
     stored = {t.name: t for t in gguf.GGUFReader(folder / GGUF_NAME).tensors}
     with safe_open(folder / "model.safetensors", "pt") as weights:

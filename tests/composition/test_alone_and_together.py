@@ -44,7 +44,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> list[str]:
     return texts(response.json())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_32_mixed_requests_answer_as_they_do_alone(url: str) -> None:
     async def run() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:

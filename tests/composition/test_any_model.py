@@ -238,7 +238,7 @@ def _expected(model: PreTrainedModel, tokens: tuple[int, ...], allowed: torch.Te
     return _kept[key]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", NATIVE)
 def test_native_families_give_transformers_tokens(kind: str, checkpoints: Any) -> None:
     model, path = checkpoints(kind)
@@ -246,7 +246,7 @@ def test_native_families_give_transformers_tokens(kind: str, checkpoints: Any) -
     check_against(model, path, "auto")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", THROUGH_TRANSFORMERS)
 def test_models_through_transformers_give_its_tokens(kind: str, checkpoints: Any) -> None:
     model, path = checkpoints(kind)
@@ -254,7 +254,7 @@ def test_models_through_transformers_give_its_tokens(kind: str, checkpoints: Any
     check_against(model, path, "auto")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["Llama", "Gemma2", "Gemma3Text", "OPT", "GPT2", "Cohere2", "Phi", "Granite"])
 def test_native_families_through_transformers_give_its_tokens(kind: str, checkpoints: Any) -> None:
     model, path = checkpoints(kind)

@@ -59,7 +59,7 @@ def on_two(path: Path, **options: Any) -> torch.Tensor:
     return mine
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stored", list(STORED))
 def test_four_bit_checkpoints(stored: str, dense: Path, tmp_path: Path) -> None:
     pack, config = STORED[stored]
@@ -125,7 +125,7 @@ def said(kv_dtype: str, size: int, **settings: Any) -> dict[str, Got]:
     return run(FEW, engine=RanksEngine(CoreConfig(**settings, tp=size), SHIPPED_MODEL, size), **settings)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_quantised_kv_gives_the_same_tokens(kv_dtype: str) -> None:
     """In a sum's last bit a number may move to the code beside its own: log-probabilities feel that."""
     check(said(kv_dtype, 2, speculative="off"), said(kv_dtype, 1, speculative="off"), tolerance=0.1)

@@ -94,7 +94,7 @@ def test_ranks_compute_what_one_does(checkpoint: Callable[[str], Path], name: st
         torch.testing.assert_close(mine, whole, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @every_model
 def test_in_order_any_number_of_ranks_computes_the_same_bits(checkpoint: Callable[[str], Path], name: str) -> None:
     path = checkpoint(name)

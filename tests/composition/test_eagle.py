@@ -128,7 +128,7 @@ def test_outputs_stay_the_same_while_speculation_closes_and_opens(
     assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_passes_are_as_few_as_measured_beside_training() -> None:
     """`acceptance` says without running the passes what serving then does."""
     torch.set_num_threads(1)

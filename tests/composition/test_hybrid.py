@@ -178,6 +178,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", ["chunks, three slots", "n-grams"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_turns_with_other_kinds_of_layers_get_transformers_tokens(name: str, shape: str, tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ MIXES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", MIXES.values(), ids=MIXES)
 def test_whatever_a_request_asks_for_is_the_same(
     shape: dict[str, Any], model: Model, alone: dict[str, Got], monkeypatch: pytest.MonkeyPatch

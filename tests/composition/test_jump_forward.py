@@ -95,6 +95,7 @@ def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
     pytest.fail("nobody ever had to give up its place")
 
 
+@pytest.mark.exhaustive
 def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
     runtime: ramiform.Runtime, plain: ramiform.Runtime, cramped: ramiform.Runtime
 ) -> None:
@@ -141,7 +142,7 @@ def test_forced_tokens_have_the_log_probabilities_of_a_prompt(request: pytest.Fi
     assert stats(runtime)["num_forced_tokens"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ramiform.Runtime) -> None:
     good: list[dict[str, Any]] = [{}, {"json_schema": json.dumps(SCHEMA)}, *FORCED]
     wrong = {"json_schema": json.dumps({"properties": {"a": {"type": "strin"}}})}

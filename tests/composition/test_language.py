@@ -139,7 +139,7 @@ def expected() -> Callable[[Any], list[Any]]:
     return lambda program: kept[program.function.__name__]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("program", PROGRAMS, ids=[one.function.__name__ for one in PROGRAMS])
 def test_a_program_gives_the_same(program: Any, expected: Callable[[Any], list[Any]], runtime: Runtime) -> None:
     got, wanted = results(program, runtime), expected(program)

@@ -272,6 +272,7 @@ def test_adapters_come_and_go_while_requests_run(
     client.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
 
 
+@pytest.mark.exhaustive
 def test_programs_fork_select_and_generate_with_an_adapter(
     served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
 ) -> None:

@@ -65,7 +65,7 @@ MIXES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "settings"), MIXES.values(), ids=MIXES)
 def test_whatever_a_request_asks_for_is_the_same(
     kind: str, settings: dict[str, Any], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +83,7 @@ def test_whatever_a_request_asks_for_is_the_same(
     assert stats.num_guessed_tokens > stats.num_accepted_tokens
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retracted_requests_get_the_same_tokens(checkpoints: Checkpoints) -> None:
     requests: list[Generate] = crowding_requests()[::3]
     (engine, shape), (plain, own) = (

@@ -164,6 +164,7 @@ def test_scores_and_embeddings_that_are_no_numbers_fail_too(client: httpx.Client
     assert (embedded.status_code, embedded.json()["error"]["code"]) == (500, "not_finite"), embedded.text
 
 
+@pytest.mark.exhaustive
 def test_nothing_that_a_failed_request_computed_is_reused(client: httpx.Client) -> None:
     assert generate(client, [900, BAD, *range(400, 440)]).status_code == 500
     again = generate(client, [900, *range(400, 440)])

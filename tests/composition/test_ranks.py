@@ -93,6 +93,7 @@ def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int
     check(got, run(requests, **settings | {"num_pages": 512})[0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kv_dtype", "size", "stages"), [("int8", 1, 3), ("int4", 2, 1), ("int4", 1, 3)])
 def test_quantised_keys_and_values_have_the_scales_of_their_own_layers_and_heads(
     kv_dtype: str, size: int, stages: int

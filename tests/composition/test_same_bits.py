@@ -118,6 +118,6 @@ def test_ranks_keep_the_bits(source: str, topk: int, kv_dtype: str, tp: int, pp:
     check_cell(source, topk, kv_dtype, tp=tp, pp=pp)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_guesses_keep_the_bits_where_they_branch() -> None:
     check_cell("siblings", 2, "int8")

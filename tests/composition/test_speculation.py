@@ -156,7 +156,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_any_trees_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[str, Any]) -> None:
     outputs = [(request.tokens, expected[request.rid].ids) for request in REQUESTS]
@@ -251,7 +251,7 @@ def test_guesses_from_texts(expected: dict[str, Got], source: str, shape: dict[s
     assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_outputs_that_came_before_are_guessed_in_any_shape(expected: dict[str, Got], shape: dict[str, Any]) -> None:
     """Every request again, while the first ones run and after they ended: most of an output is known then."""
@@ -263,7 +263,7 @@ def test_outputs_that_came_before_are_guessed_in_any_shape(expected: dict[str, G
         assert sum(stats.accepted_lengths[2:]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_deterministic_outputs_keep_their_bits_with_suffix_chains(overlap: str) -> None:
     """A chain's rows are computed as they would be one by one. Log-probabilities are compared exactly."""
@@ -346,7 +346,7 @@ def test_medusa_heads_that_know_a_text_are_right_about_it_and_harm_no_other(expe
     check(mixed, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_model_s_first_layers_draft_for_it(expected: dict[str, Got]) -> None:
     model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     source = DraftModelSource(model.first_layers(model.config.num_layers - 1), 64, 4096)
@@ -373,7 +373,7 @@ def test_requests_that_are_aborted_harm_no_other(expected: dict[str, Got], seed:
             check({rid: mine}, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_samples_follow_the_models_law_whatever_is_guessed() -> None:
     """Two tokens, one after the other, with free seeds: chi-square against the law computed from log-probabilities."""
     num = 600

@@ -98,6 +98,7 @@ def make_engine(path: Path, **settings: Any) -> ForwardEngine:
     return build_engine(CoreConfig(**SHAPE | settings), path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [{}, {"prefix_cache": False}, {"window_ratio": 1.0}])
 def test_outputs_of_several_windows_and_contexts_are_those_of_a_naive_rolling_window(
     shape: dict[str, Any], llama: Model

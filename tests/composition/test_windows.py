@@ -117,7 +117,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_a_request_asks_for_is_the_same_as_with_all_pages(kind: str, models: Any) -> None:
     path, alone = models(kind)[1], dict[str, dict[str, Got]]()

@@ -138,7 +138,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("constraint", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_constraint_is_refused_or_small(constraint: Regex | JsonSchema | Grammar) -> None:
     with suppress(GrammarError):

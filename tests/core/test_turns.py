@@ -233,7 +233,7 @@ def test_grammars_that_give_way_at_every_step_are_those_compiled_alone(monkeypat
     assert found == [*expected, *expected[:5]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_plain_schema_is_compiled_before_the_hostile_ones_that_came_first() -> None:
     grammars = GrammarCache(TOKENS, {EOS})
     grammars.warm_up().result(PATIENCE)

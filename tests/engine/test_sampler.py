@@ -95,7 +95,7 @@ def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
     return arrivals[0][1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(rows=st.lists(st.tuples(samples, masks), min_size=1, max_size=5), seed=st.integers(0, 1 << 20))
 @settings(max_examples=250, deadline=None)
 def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[int] | None]], seed: int) -> None:

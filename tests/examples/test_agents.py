@@ -69,7 +69,7 @@ def test_extract_fills_typed_records_with_what_the_texts_say(runtime: ramiform.R
     assert printed.count("the text does not tell of") == again
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_searches_find_what_a_single_sample_misses(runtime: ramiform.Runtime) -> None:
     table = rows(run_example(runtime, "beam_search.py"))
     assert len(table) == 4
@@ -104,7 +104,7 @@ def test_an_agent_answers_a_chat_with_the_tools_that_it_needs(runtime: ramiform.
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mcp_tool_answers_with_the_tools_of_a_server(runtime: ramiform.Runtime) -> None:
     pytest.importorskip("mcp", reason="the extra mcp")
     assert run_example(runtime, "mcp_tool.py").splitlines() == [
@@ -118,7 +118,7 @@ def test_mcp_tool_answers_with_the_tools_of_a_server(runtime: ramiform.Runtime) 
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_batch_that_is_killed_goes_on_from_its_checkpoint(runtime: ramiform.Runtime, tmp_path: Path) -> None:
     kept = tmp_path / "batch.jsonl"
     file = ROOT / "examples/agents/checkpointed_batch.py"
@@ -293,7 +293,7 @@ def test_evaluation_is_a_file_for_the_eval_command(runtime: ramiform.Runtime, tm
     assert "Ottawa" in page.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_optimisation_raises_the_score_on_held_out_sentences(runtime: ramiform.Runtime, tmp_path: Path) -> None:
     *shown, comparison = run_example(runtime, "optimisation.py", str(tmp_path / "best.json")).splitlines()
     found = re.search(r"difference ([+-]\d\.\d+) \(([+-]\d\.\d+) to", comparison)

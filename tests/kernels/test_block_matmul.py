@@ -145,7 +145,7 @@ def test_every_set_of_instructions_returns_the_same_bits(level: str, names: list
     assert done.stdout == digest(names) + "\n", done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_format_has_a_cache_file_of_its_own(tmp_path: Path) -> None:
     """Processes that save different loops at once must not write one file."""
     code = (

@@ -211,7 +211,7 @@ def mixes(draw: st.DrawFn) -> list[tuple[int, int, int, list[int]]]:
     return [(*row, tree) for row, tree in zip(rows, trees, strict=True)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(
     mix=mixes(),
     heads=st.tuples(st.integers(1, 3), st.integers(1, 8)),

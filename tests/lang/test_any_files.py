@@ -9,6 +9,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 
 import ramiform
@@ -57,6 +58,7 @@ def test_any_trace_is_read_or_refused(data: bytes) -> None:
             read(path)
 
 
+@pytest.mark.exhaustive
 @fuzz(st.deferred(lambda: mutated_bytes([written()[1]])), examples=12)
 def test_any_checkpoint_is_continued_or_refused(data: bytes) -> None:
     path = Path(FOLDER.name) / "any.jsonl"

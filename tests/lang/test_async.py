@@ -202,7 +202,7 @@ def test_tasks_that_a_body_starts_are_part_of_it() -> None:
     arun(main())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_thousands_of_programs_run_in_one_loop(frontend: Any) -> None:
     names: set[str] = set()
 

@@ -147,7 +147,7 @@ def test_logits_of_packed_blocks_computed_with_the_layers_have_the_bits_of_the_h
             assert torch.equal(model.logits_of_step(decoder_inputs(rows, model, wanted, kv[0]), kv), alone)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q5_0, Type.Q5_1, Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_blocks_stay_packed_and_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:

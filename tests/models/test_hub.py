@@ -124,6 +124,7 @@ def fetch(environment: dict[str, str]) -> Fetch:
     return run
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_is_fetched_once_and_found_offline(fetch: Fetch, asked: list[str]) -> None:
     folder = Path(fetch("org/tiny"))
     assert {path.name for path in folder.iterdir()} == {
@@ -177,6 +178,7 @@ def test_commands_read_models_of_the_hub(environment: dict[str, str], asked: lis
     assert (tmp_path / "int8" / "config.json").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
@@ -211,7 +213,7 @@ def test_ids_are_told_from_paths(tmp_path: Path) -> None:
     assert hub_origin(tmp_path) is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_serves_an_id(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

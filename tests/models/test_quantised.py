@@ -92,7 +92,7 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stored", list(STORED))
 def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
     stored: str, dense: Path, tmp_path: Path
@@ -437,7 +437,7 @@ def test_quantised_checkpoints_are_not_quantised_again(dense: Path, tmp_path: Pa
         write_quantised(tmp_path / "out", tmp_path / "again", "fp8")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("change", "message"),
     [

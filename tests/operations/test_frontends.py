@@ -98,7 +98,7 @@ def test_a_request_is_aborted_from_whichever_frontend_hears_of_it(server: Server
             num_aborted += '"type":"abort"' in last
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server) -> None:
     previous = None
     for turn in range(6):

@@ -67,7 +67,7 @@ def test_requests_are_logged_for_people(
     assert logging.getLogger(logs.REQUESTS).isEnabledFor(logging.INFO) is logged
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_request_is_a_line_with_its_tokens_and_without_its_text() -> None:
     body = {
         "model": "ramiform-demo",

@@ -12,7 +12,7 @@ import pytest
 from .servers import RAMIFORM, serving
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_first_line_names_the_page_and_open_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.new && mv {opened}.new {opened}\n')

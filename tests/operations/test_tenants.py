@@ -131,6 +131,7 @@ def test_cached_prefixes_of_a_key_do_not_show_to_another(client: Client) -> None
     assert all(cached < 20 for cached in cached_by_route(client("two")).values())  # its own chat template, at most
 
 
+@pytest.mark.exhaustive
 def test_keys_share_prefixes_where_they_should() -> None:
     with (
         serving("--api-key", "one,two", "--cache-scope", "shared") as server,

@@ -115,7 +115,7 @@ def test_programs_and_a_timeline(page: Page, home: str, url: str, backend: ramif
     page.screenshot(folder / "page-compare.png")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_tree_and_health(page: Page, folder: Path) -> None:
     with ramiform.Runtime(port=0, dtype="float32", num_pages=256, log_level="error", speculative="suffix") as runtime:
         ramiform.set_default_backend(runtime)

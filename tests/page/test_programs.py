@@ -334,7 +334,7 @@ def test_hostile_names_and_outputs_are_text(page: Page, home: str, url: str, bac
     assert page.eval("window.hacked") is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_thousand_rows_stay_few_in_the_document(page: Page, home: str) -> None:
     page.goto(home + "#/health")
     page.wait("!!document.querySelector('.plots')")

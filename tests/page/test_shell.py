@@ -175,6 +175,7 @@ def test_markup_in_messages_answers_and_tools_is_shown_as_text(page: Page, home:
     assert page.eval("window.hacked") is None
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_answers_markup_runs_nothing(page: Page, home: str) -> None:
     page.goto(home + "#/structured")
     page.wait("!!document.querySelector('[name=source]')")

@@ -37,7 +37,7 @@ def run(form: str, text: str, folder: Path) -> str:
     return done.stdout.removesuffix("\n")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["curl", "openai-python", "ramiform program"])
 @pytest.mark.parametrize("message", ["Tell me a story.", AWKWARD], ids=["plain", "awkward"])
 def test_a_copied_chat_gives_the_pages_answer(page: Page, home: str, tmp_path: Path, form: str, message: str) -> None:
@@ -70,7 +70,7 @@ def test_a_copied_completion_gives_the_pages_answer(page: Page, home: str, tmp_p
     assert run(form, text, tmp_path) == page.eval("document.querySelector('.answer .text').textContent")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["curl", "openai-python", "ramiform program"])
 @pytest.mark.parametrize("kind", ["JSON Schema", "Regex", "Grammar", "Choices"])
 def test_a_copied_constraint_gives_the_pages_answer(

@@ -323,7 +323,7 @@ def test_an_answer_without_details_has_no_bars_and_says_why_it_cannot_fork(page:
     assert page.eval("document.querySelectorAll('.strip .heat-1, .strip .heat-5').length") <= 2  # the legend's own
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tokens_that_were_guessed_are_marked(page: Page) -> None:
     with ramiform.Runtime(
         port=0, dtype="float32", num_pages=256, log_level="error", speculative="ngram", speculative_adaptive=False

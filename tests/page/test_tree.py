@@ -150,7 +150,7 @@ def test_hostile_texts_of_nodes_are_text(page: Page, address: str) -> None:
     assert page.eval("window.hacked") is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_thousand_nodes_are_drawn_and_told_of(page: Page, address: str) -> None:
     page.goto(f"{address}/#/health")
     page.wait("!!document.querySelector('.plots')")
@@ -206,7 +206,7 @@ MANY = """(async () => {
 })()"""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_eviction_is_compared_by_the_plan_log(page: Page, tmp_path: Path) -> None:
     """The sentence has the shares of the route."""
     with ramiform.Runtime(

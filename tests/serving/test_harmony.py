@@ -29,6 +29,7 @@ def check_call(message: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(4))
 def test_forced_and_strict_calls_are_valid_and_contents_have_their_format(engine: ramiform.Engine, seed: int) -> None:
     more: dict[str, Any] = {"temperature": 1.0, "seed": seed, "thinking_token_budget": 16, "max_tokens": 400}

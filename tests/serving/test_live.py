@@ -121,6 +121,7 @@ def test_a_fork_over_a_shared_prompt_is_one_node_with_eight_children(small: rami
         assert content["depth_tokens"] == shared["tokens"]
 
 
+@pytest.mark.exhaustive
 def test_evictions_and_hits_appear(small: ramiform.Runtime) -> None:
     assert small.url is not None
     with watching(small.url) as watcher:

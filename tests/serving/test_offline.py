@@ -151,6 +151,7 @@ def test_a_running_loop_does_not_hinder_the_plain_calls(engine: ramiform.Engine)
     assert asyncio.run(cell()) == engine.generate(CAPITAL, GREEDY)["text"]
 
 
+@pytest.mark.exhaustive
 def test_a_dead_runtime_fails_calls_that_wait() -> None:
     with ramiform.Engine() as engine:
         stream = engine.generate(CAPITAL, {"max_new_tokens": 1500, "ignore_eos": True, "n": 64}, stream=True)

@@ -99,6 +99,7 @@ def test_the_first_page_says_what_is_served_and_how_to_ask_it(
     assert not re.search(r"@import|url\(", answer.text)
 
 
+@pytest.mark.exhaustive
 def test_its_three_lines_work_when_copied(plain: httpx.Client) -> None:
     commands = Page(plain.get("/").text).commands
     assert len(commands) == 3
@@ -237,7 +238,7 @@ def shown(browser: list[str], url: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_browser_shows_the_pages_without_key_and_network(
     browser: list[str], plain: httpx.Client, locked: httpx.Client, model: str
 ) -> None:

@@ -190,6 +190,7 @@ def test_texts_are_parsed_as_chat_parses_them(http: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reasoning_parser")
 
 
+@pytest.mark.exhaustive
 def test_a_model_answers_by_all_of_its_names() -> None:
     with ramiform.Runtime(port=0, served_model_name="first, second") as runtime:
         assert runtime.info.name == "first"

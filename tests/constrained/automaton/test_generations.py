@@ -66,7 +66,7 @@ def grammar(
     return compile_constraint(constraint or JsonSchema(SCHEMA), VOCABULARY)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_renewed_automata_allow_what_one_automaton_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher_module, "MIN_OUTPUTS", 4)
     renewed, kept = grammar(monkeypatch, 1 << 20), grammar(monkeypatch, NEVER)

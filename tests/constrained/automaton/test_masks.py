@@ -170,7 +170,7 @@ def test_masks_overwrite_the_buffer_and_are_shared_by_outputs() -> None:
     assert (out == kept).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_large_vocabulary_is_walked_as_a_naive_loop_would() -> None:
     rng = random.Random(1)
     tokens: list[bytes | None] = [bytes([byte]) for byte in range(256)]

@@ -68,6 +68,7 @@ REFUSED: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize(("schema", "value"), REFUSED, ids=lambda value: json.dumps(value)[:40])
 def test_a_keyword_is_enforced_exactly_if_it_is_said_so(schema: dict[str, Any], value: Any, draft: int | None) -> None:

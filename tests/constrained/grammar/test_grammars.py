@@ -60,7 +60,7 @@ def mutated(draw: st.DrawFn, texts: list[str], letters: str) -> str:
     return text[:60]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("syntax", "name"), CASES)
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -222,6 +222,7 @@ MANY_KEYWORDS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MANY_KEYWORDS)
 def test_many_keywords_are_one_reading(name: str) -> None:
     grammar = compile_constraint(MANY_KEYWORDS[name], shared_vocabulary())

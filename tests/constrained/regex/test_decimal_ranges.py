@@ -113,7 +113,7 @@ def test_multiples_with_exponents_are_those_of_exact_arithmetic(divisor: str) ->
         assert accepted == is_multiple if knows or "e" not in text.lower() else accepted <= is_multiple, text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(bound=VALUES, value=VALUES, strict=st.booleans())
 @example(bound=Decimal(0), value=Decimal(0), strict=True)
 @example(bound=Decimal("-0.5"), value=Decimal(0), strict=False)

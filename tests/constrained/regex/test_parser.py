@@ -231,7 +231,7 @@ HOSTILE += ["(?:.*a){40}" + "(?=(?:.?a){30}b)" * 12 + ".*", r"(?:(?=.*a.{9})(?=.
 HOSTILE += ["(?:" + "|".join(f".{{{n}}}a.*" for n in range(40)) + ")"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pattern", HOSTILE)
 def test_a_hostile_pattern_ends_in_an_error_or_a_small_automaton(pattern: str) -> None:
     try:

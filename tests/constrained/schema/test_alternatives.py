@@ -313,7 +313,7 @@ def walk(grammar: CompiledGrammar, rng: random.Random) -> None:
             break
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
 def test_a_compiled_schema_loses_no_value(seed: int) -> None:

@@ -359,6 +359,7 @@ def switch(number: int, member: Callable[[int], str]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [2, 33, 300])
 @pytest.mark.parametrize("member", ["d".format, "r{}".format])
 def test_a_switch_without_a_type_holds_for_objects_and_other_values(member: Callable[[int], str], number: int) -> None:

@@ -79,6 +79,7 @@ def written_up_to_the_error(grammar: CompiledGrammar, text: bytes) -> tuple[Matc
     raise AssertionError("nothing was too complex")
 
 
+@pytest.mark.exhaustive
 def test_an_output_that_gets_to_what_is_too_complex_fails_with_its_pointer(
     case: tuple[CompiledGrammar, bytes, str],
 ) -> None:

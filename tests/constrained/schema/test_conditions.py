@@ -65,7 +65,7 @@ def test_three_hundred_conditions_on_one_tag(required: bool) -> None:
         assert accepts(grammar, text_of(value)) == is_valid(judge(schema), text_of(value).decode()), value
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_hundred_conditions_on_different_members() -> None:
     grammar = compiled(independent(300))
     both = {f"a{n}": 1 for n in range(300)} | {f"b{n}": [] for n in range(300)}
@@ -95,7 +95,7 @@ def flags(count: int, kind: str) -> Any:
             return {"properties": listed, "additionalProperties": False, "dependentSchemas": dependent}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
@@ -141,6 +141,7 @@ def shared_branches(depth: int, *, last: Any, keyword: str) -> Any:
     return {"$defs": {**places, f"d{depth}": last}, "$ref": "#/$defs/d0"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("more", [{}, {"unevaluatedProperties": False}])
 @pytest.mark.parametrize("mode", ["schema", "closed"])
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])

@@ -50,7 +50,7 @@ def members(count: int, name: str = "k{}") -> bytes:
     return spelled({name.format(number): 1 for number in range(count)})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("keywords", "most_states"),
     [

@@ -78,7 +78,7 @@ def schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Any:
 SCHEMAS = st.recursive(st.booleans() | st.fixed_dictionaries({"type": TYPES}), schemas, max_leaves=6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(schema=SCHEMAS, values=st.lists(VALUES, min_size=1, max_size=6), spaced=st.booleans())
 def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[Any], spaced: bool) -> None:

@@ -173,7 +173,7 @@ _leaf = st.one_of(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(combined(_leaf, 5))
 @many(60)
 def test_short_strings_are_accepted_exactly_if_valid(part: dict[str, Any]) -> None:

@@ -140,7 +140,7 @@ def test_at_the_greatest_depth_a_required_child_is_null() -> None:
     assert matcher.is_accepting()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("length", [1, 7, 30, MAX_NEEDED, MAX_NEEDED + 20])
 def test_a_chain_begins_exactly_where_it_can_end(length: int) -> None:
     schema = optional_chain(length)

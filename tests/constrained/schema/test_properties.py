@@ -45,7 +45,7 @@ def compiled(schema: Any, whitespace: Whitespace, order: str = "any") -> Compile
         raise
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, draft=DRAFTS)
 def test_a_text_is_accepted_exactly_when_its_value_is_valid(
@@ -195,7 +195,7 @@ NUMBERS = combined(
 WORDS = ["".join(word) for length in range(5) for word in itertools.product("ab", repeat=length)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @SLOW
 @given(schema=STRINGS.map(lambda s: {"type": "string", **s}) | NUMBERS.map(lambda s: {"type": "integer", **s}))
 def test_combined_string_and_number_keywords_accept_exactly_valid_values(schema: Any) -> None:

@@ -147,7 +147,7 @@ def walk_all(schema: Any, steps: int, ends: bool = True) -> None:
             assert text is None or is_valid(validator, text.decode()), text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ITEMS)
 def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
     schema = {"type": "array", "uniqueItems": True, "items": ITEMS[name]}
@@ -155,7 +155,7 @@ def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
     walk_all(schema, 400)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", UNIQUE)
 def test_unique_items_of_which_many_are_needed(name: str) -> None:
     schema = {"type": "array", "uniqueItems": True, **UNIQUE[name]}

@@ -90,7 +90,7 @@ def test_sixteen_patterns_whose_product_is_large(pattern: str, around: str) -> N
     agrees(schema, [{"s": text} for text in texts] if around == "member" else texts)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 def test_thousands_of_ranges_or_patterns(keyword: str) -> None:
     ranges = [{"type": "integer", "minimum": 10 * n, "maximum": 10 * n + 3} for n in range(2000)]

@@ -29,6 +29,7 @@ def judge(seed: int) -> None:
         assert accepts(grammar, text.encode()) == expected, (seed, text, json.dumps(spec))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_random_tags_agree_with_a_naive_reader(first: int) -> None:
     for seed in range(first, first + 500):

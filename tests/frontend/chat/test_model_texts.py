@@ -42,6 +42,7 @@ def judge(seed: int) -> None:
         assert read(meant, pieces) == whole, (seed, pieces)
 
 
+@pytest.mark.exhaustive
 def test_calls_are_read_as_they_were_meant() -> None:
     for seed in range(3000):
         judge(seed)

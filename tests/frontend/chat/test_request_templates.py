@@ -67,7 +67,7 @@ def also(source: str) -> ParameterSet:
     return pytest.param(source, marks=pytest.mark.exhaustive)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "source",
     [

@@ -82,7 +82,7 @@ def test_unknown_records_and_wrong_pages_are_errors(url: str) -> None:
         assert httpx.get(f"{url}/v1/ramiform/programs?{query}").status_code == 400
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_frontend_shows_the_records_of_all() -> None:
     @ramiform.function
     def short(s: ramiform.ProgramState) -> None:

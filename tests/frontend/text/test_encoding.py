@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ def without_bos(ids: list[int]) -> list[int]:
     return ids[1:] if ids[:1] == [TOKENIZER.bos_id] else ids
 
 
+@pytest.mark.exhaustive
 @given(harmless)
 def test_the_ids_are_those_of_the_whole_text(segments: list[PromptSegment]) -> None:
     whole = TOKENIZER.encode("".join(text for text, _ in segments), continues=True)

@@ -159,7 +159,7 @@ def test_rows_of_few_tokens_attend_to_what_they_see(case: Case, num_wanted: int,
     check(out_THD, problem)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
 def test_rows_of_many_tokens_attend_to_what_they_see(case: Case, device: torch.device) -> None:
     problem = Problem(case, device)

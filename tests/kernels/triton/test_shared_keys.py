@@ -114,7 +114,7 @@ def queries(case: Case, device: torch.device) -> torch.Tensor:
     return torch.randn(num_tokens, case.heads, case.head_dim).to(case.dtype).to(device)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "case",
     [pytest.param(CASES[name], marks=[] if name == "everything" else pytest.mark.exhaustive) for name in CASES],

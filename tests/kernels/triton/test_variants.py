@@ -55,7 +55,7 @@ for window in (None, 100):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_random_steps_launch_only_forms_that_are_listed(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     seed = str(random.Random(5).randrange(1000))

@@ -112,6 +112,7 @@ def test_the_grammar_generates_exactly_what_is_matched(pair: Pair) -> None:
     check("", True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "pattern",
     [

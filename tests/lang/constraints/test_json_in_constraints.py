@@ -89,6 +89,7 @@ TYPES: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 def test_what_is_generated_is_valid_and_of_the_type(kind: Any) -> None:
     expr = seq("<", gen("x", schema=kind), ">", gen("end", regex="[0-9]*"))

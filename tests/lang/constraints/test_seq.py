@@ -249,7 +249,7 @@ def outcome(state: ProgramState) -> Any:
     return [state[name] for name in ("count", "item", "note", "total", "mood", "hour")], state.text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_runtime_generates_what_is_composed(backend: ramiform.Runtime, url: str) -> None:
     for seed in range(4):
         state = order.run(seed=seed, temperature=0.8)

@@ -44,7 +44,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_is_evaluated_and_its_report_kept(backend: ramiform.Runtime, script: Path, tmp_path: Path) -> None:
     save, page, table = tmp_path / "first.json", tmp_path / "page.html", tmp_path / "table.csv"
     done = run(backend, script, "--save", save, "--html", page, "--csv", table)

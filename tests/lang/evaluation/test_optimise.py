@@ -38,7 +38,7 @@ def topics(number: int, seed: int) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_held_out_sentences_are_labelled_better_by_the_model_that_ships(backend: ramiform.Runtime) -> None:
     """Without a prompt the model takes labels for sentiments or urgency as often as for topics."""
     held_out = topics(60, seed=5)
@@ -111,6 +111,7 @@ def test_nothing_better_leaves_the_program_as_it_is() -> None:
     assert same.argument("demonstrations") == ()
 
 
+@pytest.mark.exhaustive
 def test_the_seed_decides_the_result() -> None:
     def random_metric(example: Mapping[str, Any], state: ProgramState) -> float:
         return random.Random(state.text()).random()

@@ -52,6 +52,7 @@ def is_right(example: Mapping[str, Any], state: ProgramState) -> bool:
     return bool(state["parity"].word == example["expected"])
 
 
+@pytest.mark.exhaustive
 def test_a_signature_gets_the_best_instruction_and_the_answers_of_good_runs(tmp_path: Path) -> None:
     proposed: list[str] = []
 

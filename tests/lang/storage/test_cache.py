@@ -239,6 +239,7 @@ def test_budgets_hold_with_a_cache(counted: Any, tmp_path: Path) -> None:
         assert raised.value.param == "max_total_tokens"
 
 
+@pytest.mark.exhaustive
 def test_streamed_text_comes_through_a_cache(backend: ramiform.Runtime, tmp_path: Path) -> None:
     @ramiform.function
     def body(s: ProgramState) -> None:

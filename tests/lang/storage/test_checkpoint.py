@@ -296,6 +296,7 @@ print(*(repr([state.text(), state["b"]]) for state in states), sep="\\n")
 """
 
 
+@pytest.mark.exhaustive
 def test_a_batch_that_was_killed_generates_only_what_was_missing(backend: ramiform.Runtime, tmp_path: Path) -> None:
     def command(name: str) -> list[str]:
         return [sys.executable, "-c", SCRIPT, backend.address, str(tmp_path / name)]

@@ -117,6 +117,7 @@ def test_a_gen_calls_them_too_also_beside_functions(tools: McpTools) -> None:
     assert ramiform.function(body).run(backend=backend)["x"] == 3
 
 
+@pytest.mark.exhaustive
 def test_an_async_program_uses_them_in_its_loop_and_cancelled_calls_end(tools: McpTools) -> None:
     async def body(s: ProgramState) -> AgentResult:
         return await s.agent_async(own, "Go.")
@@ -148,6 +149,7 @@ def test_await_connects_and_aclose_ends() -> None:
     assert asyncio.run(main()) == 23
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_dies_or_does_not_answer_is_a_tool_error() -> None:
     with ramiform.mcp(SERVER, timeout=120) as own:
         died, after = agent(own, call("die"), call("add", a=1, b=2)).calls
@@ -161,6 +163,7 @@ def test_a_server_that_dies_or_does_not_answer_is_a_tool_error() -> None:
     assert "timed out" in slow.error or "no answer within" in slow.error
 
 
+@pytest.mark.exhaustive
 def test_closing_ends_the_calls_that_are_under_way() -> None:
     async def main() -> None:
         own = await ramiform.mcp(SERVER, timeout=120)
@@ -193,6 +196,7 @@ def test_a_server_that_does_not_start_is_refused(server: Any, message: str) -> N
     assert (caught.value.param, caught.value.code) == ("server", "mcp_failed")
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_never_speaks_is_refused_in_time() -> None:
     silent = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(RequestError, match=r"no answer within 0\.5 s"), ramiform.mcp(silent, timeout=0.5):
@@ -278,6 +282,7 @@ def test_the_model_that_ships_calls_a_tool_of_a_server(backend: ramiform.Runtime
     assert "4 degrees" in result.answer
 
 
+@pytest.mark.exhaustive
 def test_messages_name_a_url_without_its_keys() -> None:
     tools = ramiform.mcp("http://user:secret@127.0.0.1:9/mcp?key=secret", timeout=5.0)
     assert "'http://127.0.0.1:9/mcp'" in repr(tools)

@@ -162,7 +162,7 @@ ONE_WAY: list[Any] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [*BOTH_WAYS, *ONE_WAY], ids=str)
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=8)

@@ -96,7 +96,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 types = st.recursive(st.sampled_from(PLAIN), containers, max_leaves=5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(kind=types, seed=st.integers(0, 2**32))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_what_the_grammar_of_a_random_type_writes_is_a_value_of_it(kind: Any, seed: int) -> None:

@@ -44,7 +44,7 @@ class Person(pydantic.BaseModel):
     friends: list[str] = []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [int, float, bool, str, "int", "float", "bool", "str"])
 @given(data=st.data())
 def test_every_text_of_the_pattern_is_a_value_of_the_type(dtype: Any, data: st.DataObject) -> None:

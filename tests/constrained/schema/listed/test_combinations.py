@@ -41,6 +41,7 @@ def test_more_than_64_combinations_of_truths_are_told_apart(number: int) -> None
         assert not accepts(grammar, json.dumps({"tool": f"tool_{n}", "n": n + 1}).encode()), n
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(schema=schemas(), seed=SEEDS, draft=st.sampled_from(get_args(Draft)))
 def test_whether_a_value_satisfies_a_schema_is_decided_as_by_jsonschema(schema: Any, seed: int, draft: Draft) -> None:
@@ -166,7 +167,7 @@ def test_given_objects_that_other_schemas_allow_or_refuse_anyway_are_no_burden()
     assert not accepts(grammar, b'{"id": 7}')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> None:
     branches: list[Any] = []
@@ -186,7 +187,7 @@ def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> No
         assert accepts(grammar, b'{"c": {"d": [1]}, "b": "text 1", "a": 1}') == (options == SchemaOptions())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @many(60)
 @given(seed=SEEDS, number=st.sampled_from([2, 5, 30]))
 def test_given_numbers_are_told_apart_from_others(seed: int, number: int) -> None:

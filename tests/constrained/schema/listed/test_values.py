@@ -27,6 +27,7 @@ from ..oracle_jsonschema import (
 from .given_values import GIVEN, MANY, ORDERS, WHITESPACE, changed, compiled, compiler_of
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("number", [65, 90, 700])
 def test_each_of_many_objects_is_accepted(order: PropertyOrder, number: int) -> None:
@@ -49,7 +50,7 @@ def test_each_of_many_values_of_any_type_is_accepted() -> None:
         assert not accepts(grammar, json.dumps(value).encode()), value
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @MANY
 @given(
     values=st.lists(GIVEN, min_size=1, max_size=12),

@@ -248,7 +248,7 @@ def test_a_check_ends_when_its_client_leaves_and_when_it_takes_too_long(monkeypa
     assert checker.answer(other, "", 1, CancellationToken())["ok"], "and nothing is left of what was not"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_that_is_not_asked_loads_no_compilers() -> None:
     code = "import sys, ramiform.runtime.frontend.http.app; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=120)

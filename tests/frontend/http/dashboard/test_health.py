@@ -6,6 +6,8 @@ import asyncio
 import random
 import statistics
 
+import pytest
+
 from ramiform.runtime.frontend.http.dashboard import health
 from ramiform.runtime.frontend.http.dashboard.health import HealthSample, point_between
 from ramiform.runtime.protocol.core import CoreStats
@@ -72,6 +74,7 @@ def test_percentiles_are_those_of_the_values_to_a_bucket() -> None:
         assert low <= estimate <= high
 
 
+@pytest.mark.exhaustive
 def test_points_come_by_themselves_and_faster_while_somebody_looks() -> None:
     async def main() -> None:
         async with served() as (built, client):

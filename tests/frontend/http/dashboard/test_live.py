@@ -88,6 +88,7 @@ async def closing_code(socket: ClientConnection) -> int:
     return socket.close_code
 
 
+@pytest.mark.exhaustive
 def test_points_of_health_come_and_only_while_subscribed() -> None:
     async def main() -> None:
         async with house() as built, viewing(built) as socket:
@@ -109,6 +110,7 @@ async def built_until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("padding", "least"), [(0, live.SECONDS_PER_MESSAGE), (60_000, 0.6)])
 def test_messages_keep_their_distance_by_number_and_size(padding: int, least: float) -> None:
     async def main() -> None:
@@ -132,6 +134,7 @@ def test_topics_take_turns() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_a_slow_reader_gets_what_is_new_and_nothing_queues_up() -> None:
     async def main() -> None:
         topic = Numbers(padding=90_000)
@@ -154,6 +157,7 @@ def test_a_slow_reader_gets_what_is_new_and_nothing_queues_up() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_a_topic_is_told_and_the_others_go_on() -> None:
     async def main() -> None:
         async with house(Failing()) as built, viewing(built) as socket:
@@ -285,6 +289,7 @@ def test_viewers_do_not_count_as_requests() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_the_connection_ends_cleanly_when_the_server_stops() -> None:
     async def main() -> None:
         async with house() as built, viewing(built) as socket:

@@ -99,7 +99,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     run(main())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ids_that_cannot_fit_are_refused_before_they_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(score, "Continuation", lambda *given: made.append(given))
