@@ -32,6 +32,18 @@ MAX_CPU_SECONDS = 10.0
 _LIMIT = "the chat template exceeds its limit of output or CPU time"
 
 
+class JsonText(str):
+    """Text in the place of a JSON value, such as one that was cut off. `tojson` writes it as it is."""
+
+    __slots__ = ("where",)
+
+    def __new__(cls, text: str, where: str = "") -> JsonText:
+        """`where` names the field that holds it, for errors."""
+        self = super().__new__(cls, text)
+        self.where = where
+        return self
+
+
 class ChatTemplate:
     """A checkpoint's templates: "tool_use" renders requests with tools where it exists, "default" all others.
 
@@ -187,6 +199,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, JsonText):
+        return str(value)
     # Jinja's own filter escapes <, > and & for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ...protocol.errors import RequestError
+from ...tokenizer.chat_template import JsonText
 from ..chat.renderer import RenderOptions
 from ..chat.template_forms import PART_MARK
 from ..core.sessions import RetentionHint, cache_control_seconds
@@ -148,7 +149,10 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
     given["role"] = "system" if message.role == "developer" else message.role
     given["content"] = None if message.content is None else message_text(message.content, where, PART_MARK)
     if message.tool_calls:
-        given["tool_calls"] = [_for_call(call) for call in message.tool_calls]
+        given["tool_calls"] = [
+            _for_call(call, f"{where}.tool_calls[{number}].function.arguments")
+            for number, call in enumerate(message.tool_calls)
+        ]
     if message.reasoning is not None:
         given.setdefault("reasoning_content", message.reasoning)
     return given
@@ -181,8 +185,9 @@ def message_text(content: str | list[ContentPart] | None, where: str, between: s
     return between.join(texts)
 
 
-def _for_call(call: PastCall) -> dict[str, Any]:
-    """Convert a past call. Templates serialise arguments themselves, so they get the parsed value if it is JSON.
+def _for_call(call: PastCall, where: str) -> dict[str, Any]:
+    """Convert a past call. Templates serialise arguments themselves, so they get the parsed value if it is an object,
+    else the text as it was.
 
     Clients and cut calls have an empty text or null where there are no arguments.
     """
@@ -194,5 +199,5 @@ def _for_call(call: PastCall) -> dict[str, Any]:
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        arguments = call.function.arguments  # invalid arguments of an earlier call stay as they were
+        arguments = JsonText(call.function.arguments, where)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -28,8 +28,17 @@ class ChannelCompletion(ChatCompletion):
     def _begin(self) -> None:
         request, tools = self._request, self._tools
         assert request.place is not None
-        names = () if tools is None else tools.schemas
-        self._parser = HarmonyParser(names, request.place, keeps_reasoning=not request.splits_reasoning)
+        schemas = {} if tools is None else tools.schemas
+        self._parser = HarmonyParser(
+            schemas,
+            schemas,
+            place=request.place,
+            keeps_reasoning=not request.splits_reasoning,
+            reads_bare=tools is not None
+            and tools.reads_bare
+            and not tools.forced
+            and self._sampling.constraint is None,
+        )
         self._channel: str | None = None  # of the current message of a staged answer; None: it is being chosen
         if not request.is_staged:
             self._stages.begin("", self._until_end(self._sampling))

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ...protocol.errors import RequestError
+from ...tokenizer.chat_template import JsonText
 from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
@@ -134,6 +135,8 @@ class MessageRenderer:
     def _split_names(self, value: Any) -> Any:
         """Return `value` with the marker inside each special token's name."""
         match value:
+            case JsonText():
+                return JsonText(self._split_names(str(value)), value.where)
             case str():
                 text = _without_marks(value)
                 return text if self._special is None else self._special.sub(_split_name, text)

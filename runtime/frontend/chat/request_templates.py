@@ -46,7 +46,8 @@ class RequestTemplates:
                 f"chat_template has {len(source)} characters, the most are {MAX_TEMPLATE_CHARACTERS}",
                 param="chat_template",
             )
-        request = msgspec.msgpack.encode(RenderRequest(source, dict(names), dict(arguments)))
+        # A JsonText is a text there: nobody knows what the template takes.
+        request = msgspec.msgpack.encode(RenderRequest(source, dict(names), dict(arguments)), enc_hook=str)
         async with self._slots:
             answer = await offload(lambda _: self._answer(request))
         if answer.error is not None:

@@ -2,7 +2,9 @@
 
 Most templates take content that is empty or null, and arguments as an object, which they serialise. DeepSeek R1's write
 calls only where the content is null; others fail on null, or write "None". Some append the arguments to a text, so they
-have to be text. Some templates put the parts of a content together by rules of their own; for others they are lines.
+have to be text. Arguments that are no object, as those of a call that `max_tokens` cut off, are a text for templates
+that write one as it is; for those that iterate them they are an error. Some templates put the parts of a content
+together by rules of their own; for others they are lines.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...protocol.errors import RequestError
-from ...tokenizer.chat_template import ChatTemplate
+from ...tokenizer.chat_template import ChatTemplate, JsonText
 
 PART_MARK = "\ue012"  # between the parts of a content that was a list; private use
 _TOOL = {
@@ -21,6 +23,8 @@ _TOOL = {
     "function": {"name": "zq", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 _CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "zq", "arguments": {"zqx": 1}}}
+_CUT_CALL = _CALL | {"function": {"name": "zq", "arguments": JsonText('{"zqx": "')}}
+_MOST_SHOWN = 200  # characters of arguments, in an error
 _QUESTION = {"role": "user", "content": "a"}
 _RESULT = {"role": "tool", "content": "1", "tool_call_id": "abcdefghi", "name": "zq"}
 
@@ -31,6 +35,7 @@ class CallForm(NamedTuple):
     for_null: str | None = ""
     for_empty: str | None = ""
     text_arguments: bool = False
+    takes_texts: bool = True  # arguments that are no object are written as they are
 
 
 @lru_cache(maxsize=8)
@@ -40,25 +45,33 @@ def find_call_form(chat: ChatTemplate | None) -> CallForm:
         return CallForm()
     for rest in ([_RESULT], []):  # some templates refuse calls that end a conversation, others results
         for text_arguments in (False, True):
-            shows_null, shows_empty = (_shows_call(chat, content, rest, text_arguments) for content in (None, ""))
+            shows_null, shows_empty = (
+                "zqx" in _rendered_call(chat, _CALL, content, rest, text_arguments) for content in (None, "")
+            )
             if shows_null or shows_empty:
-                return CallForm(None if shows_null else "", "" if shows_empty else None, text_arguments)
+                content = "" if shows_empty else None
+                takes_texts = '{"zqx": "' in _rendered_call(chat, _CUT_CALL, content, rest, text_arguments)
+                return CallForm(None if shows_null else "", content, text_arguments, takes_texts)
     return CallForm()
 
 
-def _shows_call(
-    chat: ChatTemplate, content: str | None, rest: Sequence[Mapping[str, Any]], text_arguments: bool
-) -> bool:
-    """Return True if the template writes a call's arguments, and no Python values."""
-    call = with_call_form(
-        [{"role": "assistant", "content": content, "tool_calls": [_CALL]}], CallForm(content, content, text_arguments)
+def _rendered_call(
+    chat: ChatTemplate,
+    call: Mapping[str, Any],
+    content: str | None,
+    rest: Sequence[Mapping[str, Any]],
+    text_arguments: bool,
+) -> str:
+    """Return a conversation with the call; nothing if the template refuses it or writes Python values."""
+    messages = with_call_form(
+        [{"role": "assistant", "content": content, "tool_calls": [call]}], CallForm(content, content, text_arguments)
     )
     try:
-        rendered = chat.render([_QUESTION, *call, *rest], tools=[_TOOL])
+        rendered = chat.render([_QUESTION, *messages, *rest], tools=[_TOOL])
         without = chat.render([_QUESTION, {"role": "assistant", "content": "b"}], tools=[_TOOL])
     except RequestError:
-        return False
-    return "zqx" in rendered and "{'zqx'" not in rendered and rendered.count("None") <= without.count("None")
+        return ""
+    return "" if "{'zqx'" in rendered or rendered.count("None") > without.count("None") else rendered
 
 
 def with_parts(message: Mapping[str, Any], chat: ChatTemplate | None) -> dict[str, Any]:
@@ -86,22 +99,29 @@ def _takes_parts(chat: ChatTemplate, role: str) -> bool:
 
 
 def with_call_form(messages: Sequence[Mapping[str, Any]], form: CallForm) -> list[dict[str, Any]]:
-    """Return the messages, those with calls in a form."""
+    """Return the messages, those with calls in a form. Raises RequestError for arguments that the template cannot
+    write."""
     changed = []
     for message in messages:
         given = dict(message)
         if given.get("tool_calls"):
             if given.get("content") in (None, ""):
                 given["content"] = form.for_null if given.get("content") is None else form.for_empty
-            if form.text_arguments:
-                given["tool_calls"] = [_with_text_arguments(call) for call in given["tool_calls"]]
+            given["tool_calls"] = [_in_form(call, form) for call in given["tool_calls"]]
         changed.append(given)
     return changed
 
 
-def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _in_form(call: Mapping[str, Any], form: CallForm) -> Mapping[str, Any]:
     function = call["function"]
     arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+    if isinstance(arguments, JsonText) and not form.takes_texts:
+        shown = arguments if len(arguments) <= _MOST_SHOWN else f"{arguments[:_MOST_SHOWN]}..."
+        raise RequestError(
+            f"{arguments.where} is no JSON object, and the chat template of this model writes objects only: {shown!r}. "
+            "Send the call with whole arguments or with {}, or leave it out",
+            param="messages",
+        )
+    if not form.text_arguments or isinstance(arguments, str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}

@@ -53,6 +53,9 @@ class Family:
     habits: tuple[str, ...] = ()
     raw: bool = False  # values are texts without quotes
     marked: bool = True  # a marker begins calls, so prose may stand around them
+    before: str = "SAID\n\n"  # how prose is written before calls,
+    after: str = "\n\nSAID"  # after them,
+    answer: str = "SAID"  # and as the whole answer
 
 
 @dataclass
@@ -214,7 +217,40 @@ def _hermes(writer: Writer, name: str, values: Values) -> str:
     return f"\n```json\n{text}\n```\n" if "fence" in writer.habits else f"\n{text}\n"
 
 
+def _harmony(writer: Writer, calls: list[tuple[str, Values]]) -> str:
+    """Messages on channels. The recipient stands beside the channel, as models write it, or beside the role."""
+    draw = writer.draw
+    messages = []
+    for index, (name, values) in enumerate(calls):
+        to = draw.choice((f"functions.{name}", f"functions.{name}", f"functions.{name}json", name))
+        channel = draw.choice(("commentary", "commentary", "analysis"))
+        kind = draw.choice((" <|constrain|>json", " <|constrain|>json", "<|constrain|>json", " json", " code", ""))
+        if "no begin" in writer.habits and index == 0:
+            header = f"{channel} to=functions.{name}{kind}"
+        elif draw.random() < 0.3:
+            header = f" to={to}<|channel|>{channel}{kind}"
+        else:
+            twice = draw.choice(("", "", "", "<|channel|>commentary"))  # known of long conversations
+            header = f"<|channel|>{channel}{twice} to={to}{kind}"
+        end = "" if "no end" in writer.habits else "<|call|>"
+        messages.append(f"{header}<|message|>{writer.json(values)}{end}")
+        if "between" in writer.habits and index < len(calls) - 1:
+            messages.append(f"<|channel|>commentary<|message|>{writer.said_between}<|end|>")
+    if "no begin" not in writer.habits and draw.random() < 0.3:
+        messages.insert(0, "<|channel|>analysis<|message|>I have to look.<|end|>")
+    return "<|start|>assistant".join(messages)
+
+
 FAMILIES: tuple[Family, ...] = (
+    Family(
+        "harmony",
+        _harmony,
+        ("<|end|>", "<|call|>", "<|channel|>", "<|message|>", "<|start|>"),
+        (*_JSON, "no begin", "no end", "between"),
+        before="<|channel|>commentary<|message|>SAID<|end|><|start|>assistant",
+        after="<|start|>assistant<|channel|>final<|message|>SAID<|return|>",
+        answer="<|channel|>final<|message|>SAID<|return|>",
+    ),
     Family("hermes", per_call("<tool_call>", "</tool_call>", _hermes), ("<tool_call>", "</tool_call>"), _EACH),
     Family(
         "longcat",
@@ -440,13 +476,16 @@ def draw_text(seed: int) -> Text:
     habits = {habit for habit in family.habits if draw.random() < 0.25}
     if {"single", "comma"} <= habits or {"single", "literals"} <= habits:
         habits.discard("single")
-    plain = family if not habits & {"unclosed"} else Family(family.format, family.write, raw=family.raw)
+    is_bare = draw.random() < 0.2
+    # A marker in the text of a channel ends it, quoted or not.
+    ends_text = "unclosed" in habits or (is_bare and family.answer != "SAID")
+    plain = Family(family.format, family.write, raw=family.raw) if ends_text else family
     calls = []
     for name in draw.choices(list(schemas), k=draw.choice((1, 1, 1, 2, 3))):
         items = schemas[name]["properties"].items()
         chosen = [(key, schema) for key, schema in items if draw.random() < 0.8]
         calls.append((name, {key: _value(draw, plain, schema) for key, schema in chosen}))
-    if draw.random() < 0.2:
+    if is_bare:
         return _bare(draw, family, calls, schemas)
     if "no begin" in habits and "between" not in habits and family.format in ("qwen3_coder", "seed_oss"):
         pass  # every block lacks it
@@ -456,10 +495,10 @@ def draw_text(seed: int) -> Text:
     said = [writer.said_between] * (len(calls) - 1) if "between" in habits else []
     if family.marked and draw.random() < 0.4:
         said.insert(0, draw.choice(BEFORE))
-        text = f"{said[0]}\n\n{text}"
+        text = family.before.replace("SAID", said[0]) + text
     if family.marked and draw.random() < 0.3 and _may_follow(family, habits):
         said.append(draw.choice(AFTER))
-        text = f"{text}\n\n{said[-1]}"
+        text += family.after.replace("SAID", said[-1])
     return Text(family.format, text, calls, " ".join(said), schemas, habits)
 
 
@@ -483,4 +522,5 @@ def _bare(draw: random.Random, family: Family, calls: list[tuple[str, Values]], 
     if draw.random() < 0.4:
         said = draw.choice(BEFORE)
         text = f"{said}{draw.choice((' ', chr(10), chr(10) * 2))}{text}"
-    return Text(family.format, text + draw.choice(("", "\n")), calls, said, schemas, habits | {"bare"})
+    text = draw.choice((family.answer, "SAID")).replace("SAID", text + draw.choice(("", "\n")))
+    return Text(family.format, text, calls, said, schemas, habits | {"bare"})

@@ -121,6 +121,33 @@ def test_calls_without_arguments_render_as_an_empty_object(arguments: str) -> No
     serving(lambda prompt, _: "ok", check, trust_request_chat_template=True)
 
 
+CUT = '{"x": 123'
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "own template"])
+def test_a_forced_call_that_was_cut_off_can_be_sent_back(path: str) -> None:
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        forced = {"tools": [tool("a")], "tool_choice": "required", "max_tokens": 18}
+        message = (await client.post("/v1/chat/completions", json=CHAT | forced)).json()["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        assert call["function"]["arguments"] == CUT
+        messages = [*CHAT["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "Cut off."}]
+        if path == "/v1/responses":
+            said = {"type": "function_call", "call_id": call["id"], **call["function"]}
+            result = {"type": "function_call_output", "call_id": call["id"], "output": "Cut off."}
+            response = await client.post(path, json={"input": [*CHAT["messages"], said, result]})
+        else:
+            template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}"
+            own = {} if path.startswith("/") else {"chat_template": template + "{{ m.content or '' }}{% endfor %}"}
+            response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages} | own)
+        assert response.status_code == 200, response.text
+        prompt = TOKENIZER.decode(built.core.requests[-1].tokens)
+        assert CUT in prompt
+        assert prompt.index(CUT) < prompt.index("Cut off.")
+
+    serving(lambda prompt, _: '{"x": 1234567890}', check, trust_request_chat_template=True)
+
+
 def test_the_prompt_has_the_tools_as_they_were_sent() -> None:
     schema = {"required": ["x"], "type": "object", "properties": {"x": {"type": "integer", "title": "X"}, "a": {}}}
     function = {"parameters": schema, "name": "f", "strict": False, "description": "é <b>"}

@@ -49,7 +49,7 @@ TEMPLATE = """{% set ns = namespace(name=none) %}{% if tools %}<|start|>develope
 def parse(
     pieces: list[str], place: Place = "start", *, keeps_reasoning: bool = False
 ) -> tuple[str, str, list[tuple[str, Any]]]:
-    parser = HarmonyParser(NAMES, place, keeps_reasoning=keeps_reasoning)
+    parser = HarmonyParser(NAMES, place=place, keeps_reasoning=keeps_reasoning)
     parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
     calls = [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
     return "".join(part.content for part in parts), "".join(part.reasoning for part in parts), calls
@@ -121,6 +121,55 @@ def test_an_answer_may_begin_within_a_message() -> None:
 @given(places=st.lists(st.integers(0, 99), max_size=6))
 def test_a_call_that_is_malformed_is_text(text: str, places: list[int]) -> None:
     assert parse(cut(text, places)) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [  # a marker in a text of the arguments, unless they cannot be read so
+        ('<|channel|>commentary to=functions.add<|message|>{"s": "a<|end|>b"}<|call|>', ("", {"s": "a<|end|>b"})),
+        ('<|channel|>commentary to=functions.add<|message|>{"s": "a<|end|>b"}', ("", {"s": "a<|end|>b"})),
+        (
+            '<|channel|>commentary to=functions.add<|message|>{"s": "a<|end|><|start|>assistant<|channel|>final'
+            '<|message|>He said "no".<|return|>',
+            ('<|channel|>commentary to=functions.add<|message|>{"s": "a<|end|>He said "no".', None),
+        ),
+        ('commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>', ("", {"a": 1})),
+        ("commentary to=functions.", ("", None)),
+        ("commentary is free", ("commentary is free", None)),
+        ('<|channel|>commentary<|channel|>commentary to=functions.addjson<|message|>{"a": 1}', ("", {"a": 1})),
+    ],
+)
+@given(places=st.lists(st.integers(0, 199), max_size=6))
+def test_calls_are_read_with_the_habits_of_models(text: str, expected: tuple[str, Any], places: list[int]) -> None:
+    said, arguments = expected
+    assert parse(cut(text, places)) == (said, "", [] if arguments is None else [("add", arguments)])
+
+
+@pytest.mark.parametrize("keeps_reasoning", [True, False])
+def test_a_bare_call_in_the_final_message_is_one(keeps_reasoning: bool) -> None:
+    thought = "<|channel|>analysis<|message|>Hm<|end|>"
+    message = "<|start|>assistant<|channel|>{}<|message|>{}<|end|>"
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    preamble, final = message.format("commentary", "I add."), message.format("final", call)
+    kept = thought if keeps_reasoning else ""
+
+    def read(text: str) -> tuple[str, list[str]]:
+        results = []
+        for pieces in ([text], list(text)):
+            parser = HarmonyParser(NAMES, keeps_reasoning=keeps_reasoning, reads_bare=True)
+            parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+            calls = [call.arguments for part in parts for call in part.calls]
+            results.append(("".join(part.content for part in parts), calls))
+        assert results[0] == results[1]
+        return results[0]
+
+    assert read(thought + final) == (kept, ['{"a": 1}'])
+    assert read(thought + preamble + final) == (f"{kept}I add.", ['{"a": 1}'])
+    assert read(call) == ("", ['{"a": 1}'])
+    assert read(thought + final + message.format("final", "So.")) == (f"{kept}{call}\n\nSo.", [])
+    assert read(final + message.format("analysis", "Hm"))[0] == (f"{call}{thought}" if keeps_reasoning else "")
+    marked = write_call("add", {"b": 2}, in_role=False)
+    assert read(f"{thought}{final}<|start|>assistant{marked}") == (f"{kept}{call}", ['{"b": 2}'])
 
 
 def test_reasoning_that_is_kept_has_its_markers() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ramiform.runtime.frontend.chat.harmony import HarmonyParser
 from ramiform.runtime.frontend.chat.tools.bare import asks_to_be_shown
 from ramiform.runtime.frontend.chat.tools.formats import FORMATS
 from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
@@ -19,12 +20,24 @@ from ramiform.tests.frontend.chat.texts_that_show_calls import TEXTS
 NUM_SHORT = 90  # characters of a text that is cut at every place
 
 
+def read_pieces(
+    name: str, pieces: list[str], schemas: dict[str, Any], *, reads_bare: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text and the calls of an answer that comes in pieces, in the format of a name."""
+    known = {key: Constraint("json_schema", json.dumps(schema)) for key, schema in schemas.items()}
+    if name == "harmony":
+        harmony = HarmonyParser(known, known, reads_bare=reads_bare)
+        outputs = [*(harmony.feed(piece) for piece in pieces), harmony.finish()]
+        texts, calls = [each.content for each in outputs], [call for each in outputs for call in each.calls]
+    else:
+        parser = ToolCallParser(FORMATS[name], known, known, reads_bare=reads_bare)
+        parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+        texts, calls = [part.text for part in parts], [call for part in parts for call in part.calls]
+    return "".join(texts), [(call.name, call.arguments) for call in calls]
+
+
 def read(meant: Text, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    schemas = {name: Constraint("json_schema", json.dumps(schema)) for name, schema in meant.schemas.items()}
-    parser = ToolCallParser(FORMATS[meant.format], schemas, schemas, reads_bare=True)
-    parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-    calls = [(call.name, call.arguments) for part in parts for call in part.calls]
-    return "".join(part.text for part in parts), calls
+    return read_pieces(meant.format, pieces, meant.schemas, reads_bare=True)
 
 
 def judge(seed: int) -> None:
@@ -55,7 +68,7 @@ def test_many_more_calls_are_read_as_they_were_meant() -> None:
 
 
 def test_the_texts_are_of_every_format_and_of_every_habit() -> None:
-    assert {family.format for family in FAMILIES} == FORMATS.keys() - {"harmony"}
+    assert {family.format for family in FAMILIES} == FORMATS.keys()
     seen = [draw_text(seed) for seed in range(600)]
     habits = {"bare", "no begin", "no end", "unclosed", "between", "comma", "literals", "single", "fence"}
     assert set().union(*(text.habits for text in seen)) == habits
@@ -75,18 +88,12 @@ def read_both(
     name: str, text: str, schemas: dict[str, Any], **options: Any
 ) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     """Return what a text is read as; assert that its characters, one by one, are read as the same."""
-    constraints = {key: Constraint("json_schema", json.dumps(schema)) for key, schema in schemas.items()}
-    results = []
-    for pieces in ([text], list(text)):
-        parser = ToolCallParser(FORMATS[name], constraints, constraints, **options)
-        parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-        calls = [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
-        results.append(("".join(part.text for part in parts), calls))
-    assert results[0] == results[1]
-    return results[0]
+    whole, each = (read_pieces(name, pieces, schemas, **options) for pieces in ([text], list(text)))
+    assert whole == each
+    return whole[0], [(called, json.loads(arguments)) for called, arguments in whole[1]]
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"harmony"}))
+@pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_text_that_shows_a_call_is_none(name: str) -> None:
     assert len(TEXTS) == 40
     for text in TEXTS:

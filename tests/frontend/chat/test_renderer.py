@@ -16,6 +16,7 @@ from ramiform.runtime.frontend.text.encoding import PromptSegment
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 from ramiform.tests.frontend import templates
+from ramiform.tests.frontend.chat.test_harmony import TEMPLATE as HARMONY
 
 NAMES = ("<s>", "</s>", "<|im_end|>", "<|im_start|>")
 
@@ -105,6 +106,48 @@ def test_past_calls_are_in_the_form_that_the_template_writes(template: str, cont
     ]
     text = "".join(part.text for part in render(template, messages))
     assert text == f"a{FORMS[template].removeprefix('!' if content == '' else '')}warm"
+
+
+ARGUMENTS = '{"city": "Köln"}'
+_LOOP = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+CALL_TEMPLATES = {
+    **templates.ALL,
+    **dict(zip(("R1", "null", "None", "repr"), FORMS, strict=True)),
+    "harmony": HARMONY,
+    "text or object": _LOOP + "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}"
+    "{% endfor %}{% endfor %}",
+    "members": _LOOP
+    + "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}{% endfor %}",
+    "keys": _LOOP + "{% for k in c.function.arguments %}<{{ k }}>{% endfor %}{% endfor %}{% endfor %}",
+    "function": _LOOP + "{{ c.function | tojson }}{% endfor %}{% endfor %}",
+}
+OBJECTS_ONLY = {"members", "keys", "function"}
+
+
+@pytest.mark.parametrize("name", CALL_TEMPLATES)
+def test_arguments_that_were_cut_off_are_written_as_they_were_or_refused(name: str) -> None:
+    def rendered(arguments: str) -> str:
+        function = {"name": "f", "arguments": arguments}
+        asked, cut, answer = (
+            Message(role="user", content="a"),
+            Message(role="assistant", content="", tool_calls=[{"id": "abcdefghi", "function": function}]),
+            Message(role="tool", content="warm", tool_call_id="abcdefghi"),
+        )
+        return "".join(part.text for part in render(CALL_TEMPLATES[name], template_messages([asked, cut, answer])))
+
+    if name in templates.TAKES_TOOLS ^ templates.ALL.keys():
+        return  # no results of tools
+    whole = rendered(ARGUMENTS)
+    assert (ARGUMENTS in whole) is (name not in templates.ALL and name not in OBJECTS_ONLY - {"function"})
+    for arguments in (*(ARGUMENTS[:end] for end in range(1, len(ARGUMENTS))), "[1]", '"a"', "7", "{'city': 1}"):
+        if name not in OBJECTS_ONLY:
+            assert rendered(arguments) == whole.replace(ARGUMENTS, arguments)
+            continue
+        with pytest.raises(RequestError) as raised:
+            rendered(arguments)
+        assert raised.value.param == "messages"
+        assert "messages[1].tool_calls[0].function.arguments is no JSON object" in str(raised.value)
+        assert repr(arguments) in str(raised.value)
 
 
 PARTS = (  # as templates of models that read images too

@@ -92,6 +92,23 @@ def value_end(text: str, at: int) -> int:
     raise ValueError("a value that does not end")
 
 
+def find_unquoted(
+    text: str, marker: re.Pattern[str], quoted: re.Pattern[str], start: int
+) -> tuple[re.Match[str] | None, int]:
+    """Return the first marker from `start` on that no quoted text holds, if it is known, and where to search for it
+    when more text follows."""
+    for found in marker.finditer(text, start):
+        at = found.start()
+        places = (each.span() for each in quoted.finditer(text))
+        begin, end = next((place for place in places if place[1] > at), (at, at))
+        if begin >= at:
+            return found, at
+        if end == len(text):  # what quotes it may go on
+            return None, at
+        start = at + 1
+    return None, start
+
+
 def read_arguments(text: str) -> str:
     """Return one JSON object as text. Raises ValueError for anything else."""
     text = text.strip()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ....protocol.sampling import Constraint
 from .bare import BareCalls
-from .calls import ToolCall, skip_separators, typed_call
+from .calls import ToolCall, find_unquoted, skip_separators, typed_call
 from .formats import ToolFormat
 from .schemas import ArgumentsSchema
 
@@ -166,15 +166,13 @@ class ToolCallParser:
 
         At the end of the output, the first one at all, if the text that quotes the others does not end.
         """
-        while end is not None and (at := self._pending.find(end, self._searched)) >= 0:
-            places = (found.span() for found in self._quoted.finditer(self._pending))
-            start, stop = next((place for place in places if place[1] > at), (at, at))
-            if start >= at:
-                return at
-            if stop == len(self._pending):
-                return at if is_final else None
-            self._searched = at + 1
-        return None
+        if end is None:
+            return None
+        found, self._searched = find_unquoted(self._pending, re.compile(re.escape(end)), self._quoted, self._searched)
+        if found is not None:
+            return found.start()
+        at = self._pending.find(end, self._searched) if is_final else -1
+        return at if at >= 0 else None
 
     def _read(self, block: _Block, body: str, *, in_part: bool) -> tuple[list[ToolCall], int] | None:
         """Return the calls of a block, and where the text after them begins; None if it has none.

@@ -105,7 +105,7 @@ def _read_calls(tool_format: ToolFormat, body: ParseCallBody, *, reads_bare: boo
         tool.function.name: Constraint("json_schema", json.dumps(tool.function.parameters or {})) for tool in body.tools
     }
     if tool_format.name == "harmony":
-        harmony = HarmonyParser(schemas, keeps_reasoning=True)
+        harmony = HarmonyParser(schemas, schemas, keeps_reasoning=True, reads_bare=reads_bare)
         outputs = [harmony.feed(body.text), harmony.finish()]
         return "".join(each.content for each in outputs), [call for each in outputs for call in each.calls]
     parser = ToolCallParser(tool_format, schemas, schemas, reads_bare=reads_bare)
