@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -161,6 +161,12 @@ def derived_seed(seed: int, index: int) -> int:
     """Return the seed of a further draw: fixed by both numbers, and another one for each index."""
     digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
+
+
+def with_derived_seed(defaults: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Return a state's defaults for its branch `index`: their seed, if there is one, is derived."""
+    seed = defaults.get("seed")
+    return defaults if seed is None else {**defaults, "seed": derived_seed(seed, index)}
 
 
 def _message_so_far(before: Sequence[tuple[OperationLog, int]]) -> str:

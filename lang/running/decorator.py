@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import inspect
 import sys
+import textwrap
+import warnings
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from ..expressions import primitives
 from ..states.state import ProgramState
 from .program import Program
 
@@ -45,6 +51,45 @@ def function(func: Any = None, *, num_api_spec_tokens: int | None = None) -> Any
     """
     frame = sys._getframe(1)
     scope = None if frame.f_locals is frame.f_globals else frame.f_locals
-    if func is None:
-        return lambda func: Program(func, scope, num_api_spec_tokens)
-    return Program(func, scope, num_api_spec_tokens)
+
+    def made(func: Any) -> Program[Any, Any]:
+        _warn_of_unused(func)
+        return Program(func, scope, num_api_spec_tokens)
+
+    return made if func is None else made(func)
+
+
+def _warn_of_unused(func: Any) -> None:
+    """Warn of each statement of the function that makes an expression, such as a gen, and appends it nowhere."""
+    func = inspect.unwrap(getattr(func, "__func__", func))
+    if not inspect.isfunction(func):
+        return
+    with contextlib.suppress(OSError, SyntaxError):  # no source, or a part of a line
+        lines, first = inspect.getsourcelines(func)
+        for node in ast.walk(ast.parse(textwrap.dedent("".join(lines)))):
+            if isinstance(node, ast.Expr) and any(_makes_expression(part, func) for part in _summands(node.value)):
+                text = ast.unparse(node)
+                warnings.warn_explicit(
+                    f"{text} is appended to no state: write s += {text}",
+                    RuntimeWarning,
+                    func.__code__.co_filename,
+                    first + node.lineno - 1,
+                )
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    return [*_summands(node.left), *_summands(node.right)] if isinstance(node, ast.BinOp) else [node]
+
+
+def _makes_expression(node: ast.expr, func: Any) -> bool:
+    """Return True for a call of a global name, or of a module's, that stands for a function of `primitives`."""
+    match node:
+        case ast.Call(func=ast.Name(id=first) | ast.Attribute(value=ast.Name(id=first)) as callee):
+            called, name = func.__globals__.get(first), first
+        case _:
+            return False
+    if isinstance(callee, ast.Attribute):
+        called, name = getattr(called, callee.attr, None), callee.attr
+    code = func.__code__
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    return first not in own and called is getattr(primitives, name, primitives)

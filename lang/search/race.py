@@ -47,15 +47,11 @@ class Race:
         self.stop_all_but([branch for branch in self._owned.values() if id(branch) in self._kept])
 
     def fork(self, state: ProgramState, size: int, with_logprobs: bool) -> list[ProgramState]:
-        """Return branches that draw differently although `run` was given a seed."""
+        """Return branches, which draw differently although `run` was given a seed."""
         branches = list(state.fork(size))
-        for index, branch in enumerate(branches):
-            defaults = dict(branch._defaults)
-            if defaults.get("seed") is not None:
-                defaults["seed"] = derived_seed(defaults["seed"], index)
-            if with_logprobs:
-                defaults["return_logprob"] = True
-            branch._defaults = defaults
+        if with_logprobs:
+            for branch in branches:
+                branch._defaults = {**branch._defaults, "return_logprob": True}
         self._owned |= {id(branch): branch for branch in branches}
         return branches
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError, did_you_mean
+from ..expressions.attempts import with_derived_seed
 from ..expressions.callbacks import ask_when_answered, check_attempts
 from ..expressions.expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
 from ..expressions.format_marks import refuse_marks
@@ -286,19 +287,22 @@ class ProgramState(ReadableState):
     # Branching
 
     def fork(self, size: int = 1) -> ForkGroup:
-        """Return `size` states that begin with this one's text and variables, and run at the same time."""
+        """Return `size` states that begin with this one's text and variables, and run at the same time.
+
+        Of several, each draws by a seed of its own, derived from that of the run. A `gen` with a seed keeps it.
+        """
         if not isinstance(known(size), int) or size < 1:
             raise RequestError(f"fork needs a positive number of branches, got {size!r}", param="size")
         with self._log.changed:
             children = [
                 ProgramState(
                     handle,
-                    defaults=self._defaults,
+                    defaults=self._defaults if size == 1 else with_derived_seed(self._defaults, index),
                     stream=self._stream,
                     variables=self._reader.snapshot(),
                     open_role=self._open_role,
                 )
-                for handle in self._handle.fork(size)
+                for index, handle in enumerate(self._handle.fork(size))
             ]
         return ForkGroup(self, children)
 

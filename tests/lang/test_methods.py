@@ -148,3 +148,32 @@ def test_an_item_of_a_batch_has_sampling_arguments_of_its_own(frontend: Any, end
         return named
 
     assert takes_any.run_batch([{"temperature": "mild"}])[0].ret_value == {"temperature": "mild"}
+
+
+def test_what_is_made_and_appended_nowhere_is_told_with_its_line() -> None:
+    def ask(s: ProgramState, question: str) -> None:
+        s += question
+        gen("answer", max_tokens=3)
+        "So: " + ramiform.select("sure", ["yes", "no"])
+        kept = gen("kept")
+        s += kept
+        s.gen("appended")
+        len(question)
+
+    with pytest.warns(RuntimeWarning, match="appended to no state") as told:
+        ramiform.function(ask)
+    first = ask.__code__.co_firstlineno
+    assert [(one.filename, one.lineno - first) for one in told] == [(__file__, 2), (__file__, 3)]
+    assert str(told[0].message).endswith("write s += gen('answer', max_tokens=3)")
+
+
+def test_a_name_that_is_the_programs_own_is_no_gen() -> None:
+    def ask(s: ProgramState) -> None:
+        def user(name: str) -> None:
+            s.text()
+
+        user("Ada")
+
+    ramiform.function(ask)
+    ramiform.function(lambda s: gen("x"))
+    ramiform.function(eval("lambda s: gen('x')", {"gen": gen}))  # without a source

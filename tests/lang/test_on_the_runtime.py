@@ -58,6 +58,30 @@ def test_compiled_async_and_plain_programs_give_the_same(backend: ramiform.Runti
     assert asyncio.run(main()) == plain
 
 
+@ramiform.function
+def poll(s: ProgramState) -> None:
+    s += "Once"
+    branches = s.fork(3)
+    branches += gen("own", max_tokens=6, ignore_eos=True)
+    branches += gen("said", max_tokens=6, ignore_eos=True, seed=4)
+    with s.copy() as same:
+        same += gen("copied", max_tokens=6, ignore_eos=True)
+    s += gen("after", max_tokens=6, ignore_eos=True)
+    branches.join()
+
+
+def test_branches_of_a_fork_draw_by_seeds_of_their_own(backend: ramiform.Runtime) -> None:
+    compiled = ramiform.function(poll.function)
+    compiled.compile()
+    first, second, third = poll.run(seed=3), poll.run(seed=3), compiled.run(seed=3)
+    assert first["own"] == second["own"] == third["own"]
+    assert len(set(first["own"])) == 3
+    assert first["said"] == second["said"]
+    with_copy = gen("after", max_tokens=6, ignore_eos=True)
+    alone = ramiform.function(lambda s: s.__iadd__("Once" + with_copy)).run(seed=3)
+    assert first["copied"] == [alone["after"]]  # a fork of one keeps the seed
+
+
 def test_a_batch_computes_the_common_prefix_once(backend: ramiform.Runtime) -> None:
     @ramiform.function
     def ask(s: ProgramState, number: int) -> None:
