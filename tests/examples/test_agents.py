@@ -350,14 +350,3 @@ def test_every_agent_is_short_and_tested() -> None:
     for path in (ROOT / "examples/agents").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 80, path.name
         assert path.name == "transcript.py" or f'"{path.name}"' in tested, path.name
-
-
-@pytest.mark.exhaustive
-def test_the_readme_program_runs_as_printed(runtime: ramiform.Runtime) -> None:
-    program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert program is not None
-    done = subprocess.run([sys.executable, "-P", "-c", program[1]], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    capital, europe, ada = done.stdout.splitlines()
-    assert (capital.strip(), europe.strip()) == ("Paris", "yes")
-    assert json.loads(ada) == {"name": "Ada Brown", "age": 36}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -26,6 +27,17 @@ def capital(s):
 state = capital.run()
 assert state["sure"] in (" yes", " no")
 print(ramiform.__file__, state["city"], sep="\\n")
+"""
+
+SNIPPETS = """
+import contextlib, io, json, ramiform
+names = {"__name__": "__main__"}
+ramiform.set_default_backend(ramiform.Runtime(dtype="float32"))
+for code in json.load(open("snippets.json")):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "program.py", "exec", dont_inherit=True), names)
+    print(json.dumps(printed.getvalue()))
 """
 
 pytestmark = pytest.mark.install
@@ -59,6 +71,21 @@ def test_an_installed_wheel_runs_a_script(scripts: Path, tmp_path: Path) -> None
     module, city = _run([scripts / "ramiform", "run", "script.py"], tmp_path).splitlines()
     assert Path(module).is_relative_to(scripts.parent)
     assert city.strip() == "Paris"
+
+
+def test_the_first_pages_print_what_they_say(scripts: Path, tmp_path: Path) -> None:
+    """README's program, and the tutorial's in their order, which a reader types into one file or another."""
+    [program, *_] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    capital, europe, ada = _run([scripts / "python", "-c", program], tmp_path).splitlines()
+    assert (capital.strip(), europe.strip(), json.loads(ada)) == ("Paris", "yes", {"name": "Ada Brown", "age": 36})
+
+    tutorial = (ROOT / "docs/learn/tutorial.md").read_text()
+    pairs = re.findall(r"^```python\n(.*?)^```$\n+^```text\n(.*?)^```$", tutorial, re.DOTALL | re.MULTILINE)
+    (tmp_path / "snippets.json").write_text(json.dumps([code for code, _ in pairs]))
+    printed = _run([scripts / "python", "-c", SNIPPETS], tmp_path).splitlines()
+    for line, (code, says) in zip(printed, pairs, strict=True):
+        shown, said = ([row.rstrip() for row in text.rstrip().splitlines()] for text in (json.loads(line), says))
+        assert shown == said, code
 
 
 @pytest.fixture
