@@ -226,3 +226,9 @@ def test_an_error_of_the_server_names_its_parameter(page: Page, home: str) -> No
     [problem] = page.problems  # the browser's own line about the answer's status
     assert "400" in problem
     page.problems.clear()
+
+
+def test_an_empty_chat_offers_a_question(page: Page, home: str) -> None:
+    open_chat(page, home)
+    page.click(".example")
+    assert page.eval("document.querySelector('[name=message]').value") == "What is the capital of France?"

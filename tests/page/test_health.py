@@ -36,7 +36,12 @@ def test_the_model_and_the_flags_that_differ_are_listed(page: Page, home: str, u
     page.goto(home + "#/health")
     page.wait("!!document.querySelector('.served')")
     model, flags = page.texts(".served .panel")
-    for shown in (about["version"], about["model"]["name"], str(about["model"]["num_pages"]), about["model"]["dtype"]):
+    for shown in (
+        about["version"],
+        about["model"]["name"],
+        f"{about['model']['num_pages']:,}",
+        about["model"]["dtype"],
+    ):
         assert shown in model
     for name, value in about["flags"].items():
         assert name in flags

@@ -82,6 +82,8 @@ function ask(about, before, id) {
   return null;
 }
 
+const EXAMPLE = "What is the capital of France?"; // that the model that ships can answer
+
 export function ChatView({ about }) {
   const state = useStore(chat);
   const [error, setError] = useState(null);
@@ -142,7 +144,7 @@ export function ChatView({ about }) {
         <textarea name="system" aria-label="System prompt" rows="3" value=${state.system} onInput=${(event) => chat.set({ system: event.target.value })}></textarea>
       </details>
       <div class="messages" aria-live="polite" aria-relevant="additions">
-        ${messages.length ? null : html`<div class="empty">Ask something. Each token of the answer can be looked at, and left for another one.</div>`}
+        ${messages.length ? null : html`<div class="empty">Ask something, such as <button type="button" class="plain example" onClick=${() => chat.set({ draft: EXAMPLE })}>${EXAMPLE}</button> Each token of the answer can be looked at, and left for another one.</div>`}
         ${messages.map((message, index) => html`<${Message} key=${message.id} message=${message} about=${about} isEditing=${editing === message.id} isRunning=${isRunning}
           isLast=${index === messages.length - 1} onEdit=${(id) => setEditing(id)} onSave=${(text, goOn) => saveEdit(index, text, goOn)} onAgain=${() => again(index)}
           onDelete=${() => chat.set({ messages: messages.slice(0, index) })} onError=${setError}

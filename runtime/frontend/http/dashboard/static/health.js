@@ -1,7 +1,7 @@
 // The last 15 minutes of the server as small plots, and what it serves.
 
 import { colourOf, theme, useCanvas } from "./canvas.js";
-import { ErrorNote, count, percent, seconds, short } from "./ui.js";
+import { ErrorNote, bytes, count, percent, seconds, short } from "./ui.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const WINDOW = 15 * 60; // seconds
@@ -158,11 +158,13 @@ function stepFor(rough) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999);
 }
 
+const factText = (name, value) => (name.endsWith("_bytes") ? bytes(value) : typeof value === "number" ? count(value) : String(value));
+
 function Served({ about }) {
   const { model, flags, version } = about;
   const facts = [["ramiform", version], ...Object.entries(model ?? {})].filter(([, value]) => value !== null && value !== undefined && typeof value !== "object");
   return html`<div class="served">
-    <section class="panel"><h3>Model</h3><dl class="pairs">${facts.map(([name, value]) => html`<div key=${name}><dt>${name.replaceAll("_", " ")}</dt><dd>${String(value)}</dd></div>`)}</dl></section>
+    <section class="panel"><h3>Model</h3><dl class="pairs">${facts.map(([name, value]) => html`<div key=${name}><dt>${name.replaceAll("_", " ")}</dt><dd>${factText(name, value)}</dd></div>`)}</dl></section>
     <section class="panel"><h3>Flags that differ from their defaults</h3>
       ${Object.keys(flags ?? {}).length ? html`<dl class="pairs">${Object.entries(flags).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd><code>${typeof value === "string" ? value : JSON.stringify(value)}</code></dd></div>`)}</dl>` : html`<p class="muted">none</p>`}
     </section>

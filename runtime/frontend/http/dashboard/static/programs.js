@@ -169,7 +169,7 @@ function listColumns(marked, mark) {
   const number = (key, title, width) => numbers(key, title, width, (row) => row[key], { wide: true });
   return [
     { key: "mark", title: "", width: 30, cell: (row) => html`<input type="checkbox" aria-label=${`Mark ${row.title} to compare`} checked=${marked.includes(row.id)} onChange=${() => mark(row.id)} />` },
-    { key: "status", title: "status", width: 84, cell: (row) => html`<${Status} status=${row.status} />`, sort: (row) => row.status },
+    { key: "status", title: "status", width: 100, cell: (row) => html`<${Status} status=${row.status} />`, sort: (row) => row.status },
     { key: "title", title: "title", cell: (row) => html`<${Title} row=${row} />`, sort: (row) => row.title },
     { key: "began", title: "began", width: 84, wide: true, number: true, cell: (row) => (row.isFile ? "file" : when(row.began_at)), sort: (row) => row.began_at },
     { key: "time", title: "time", width: 84, number: true, cell: (row) => seconds(row.seconds ?? 0), sort: (row) => row.seconds },

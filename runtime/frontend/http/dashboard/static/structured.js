@@ -4,7 +4,7 @@ import { watched } from "./answer.js";
 import { answerStore, useAnswers } from "./answer_view.js";
 import { checkConstraint, checkedFields, choicesOf, KINDS, Mask, requestFields } from "./constraint.js";
 import { readSettings, settings, SettingsPanel } from "./settings.js";
-import { ErrorNote, short, useStore } from "./ui.js";
+import { ErrorNote, bytes, short, useStore } from "./ui.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const PAUSE_MS = 250; // after the last key, before the server checks
@@ -78,7 +78,6 @@ export function StructuredView({ about }) {
         <${ErrorNote} error=${check.error} />
         <${Report} lines=${check.result?.report} />
       </div>
-      <${Stepper} state=${state} check=${check} vocabulary=${about.model.vocab_size} />
       <div class="panel stack">
         <label class="field"><span>Prompt</span>
           <textarea data-main-input name="prompt" rows=${Math.min(10, Math.max(2, prompt.split("\n").length))} value=${prompt} onInput=${(event) => structured.set({ prompt: event.target.value })}></textarea>
@@ -87,6 +86,7 @@ export function StructuredView({ about }) {
         ${controls("Generate")}
         ${view(({ text }) => html`<button type="button" class="quiet" title="Show for each position which tokens were possible" onClick=${() => structured.set({ text, cursor: 0 })}>Step through</button>`)}
       </div>
+      <${Stepper} state=${state} check=${check} vocabulary=${about.model.vocab_size} />
     </section>
     <aside class="side stack"><${SettingsPanel} defaults=${state.isChat ? {} : { max_tokens: "512" }} /></aside>
   </div>`;
@@ -94,7 +94,7 @@ export function StructuredView({ about }) {
 
 function CheckStatus({ check: { result, error, isWaiting } }) {
   const [kind, words] = isWaiting ? ["", "checking"] : error ? ["bad", "not checked"] : !result ? ["", "empty"]
-    : result.ok ? ["good", `compiles${result.states ? `: ${short(result.states)} states, ${short(result.bytes)} bytes` : ""}`] : ["bad", "does not compile"];
+    : result.ok ? ["good", `compiles${result.states ? `: ${short(result.states)} states, ${bytes(result.bytes)}` : ""}`] : ["bad", "does not compile"];
   return html`<span class=${`badge ${kind}`} role="status">${words}</span>`;
 }
 
@@ -109,7 +109,7 @@ function SourceEditor({ name, label, value, error, onInput }) {
   return html`<div class="source">
     <div class="source-box">
       <pre class="mirror code" ref=${mirror} aria-hidden="true">${offset === null ? value : [value.slice(0, offset), html`<mark>${value.slice(offset, end) || " "}</mark>`, value.slice(end)]}${"\n"}</pre>
-      <textarea class="code" name=${name} aria-label=${label} spellcheck="false" autocapitalize="off" rows=${Math.min(24, Math.max(5, value.split("\n").length + 1))} aria-invalid=${error ? "true" : null}
+      <textarea class="code" name=${name} aria-label=${label} spellcheck="false" autocapitalize="off" rows=${Math.min(16, Math.max(5, value.split("\n").length + 1))} aria-invalid=${error ? "true" : null}
         value=${value} onInput=${(event) => onInput(event.target.value)} onScroll=${(event) => (mirror.current.scrollTop = event.target.scrollTop)}></textarea>
     </div>
     ${error ? html`<${CaretError} source=${value} offset=${offset} error=${error} />` : null}

@@ -126,6 +126,10 @@ const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFracti
 
 export const count = (value) => integers.format(value);
 export const short = (value) => (Math.abs(value) < 10_000 ? integers.format(value) : compact.format(value));
+export function bytes(value) {
+  const unit = value < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(value) / 10));
+  return `${(value / 1024 ** unit).toFixed(unit && value < 100 * 1024 ** unit ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 
 /** A probability: percents, or a power of ten where percents would read 0. */
