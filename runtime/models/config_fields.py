@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,23 @@ class ConfigFields:
         if value not in choices:
             raise self.unsupported(field, f"supported: {', '.join(choices)}; {value!r} is")
         return str(value)
+
+    def exactly(self, field: str, wanted: Any) -> None:
+        """Refuse another value than `wanted`."""
+        if self.raw.get(field) != wanted:
+            raise self.unsupported(field, f"supported: {wanted!r}; {self.raw.get(field)!r} is")
+
+    def modules(self, field: str) -> list[str]:
+        """Return a list of modules' names; "re:" begins a pattern."""
+        names = self.raw.get(field) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self.invalid(field, "must list names of modules")
+        for name in names:
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except re.error as error:
+                raise self.invalid(field, f"must list names and patterns, not {name!r} ({error})") from None
+        return names
 
     def _value(self, field: str, default: Any) -> Any:
         value = self.raw.get(field)

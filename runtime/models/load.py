@@ -173,19 +173,21 @@ def read_tensors_into(
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
         return
-    own = renaming(config.stored)
+    own, names = renaming(config.stored), _TORCHAO_NAMES
+    schemes = () if config.quantisation is None else config.quantisation.schemes
+    if any(scheme.kind == "fp8" and scheme.per_tensor for scheme in schemes):
+        names = names | _FP8_NAMES
+
+    def last_name(match: re.Match[str]) -> str:
+        return f".{names.get(match[1], match[1])}"
+
     if config.tied_embeddings and stored_head(path, config.stored) == "alone":
         own = renaming(config.stored._replace(renames=(*config.stored.renames, HEAD_AS_EMBEDDING)))
-    scheme = None if config.quantisation is None else config.quantisation.scheme
-    if scheme is not None and scheme.kind == "fp8" and scheme.per_tensor:
-        load_weights(path, parts, on_progress, ignored, lambda name: rename(_FP8_NAME.sub(_fp8_name, own(name))))
-    else:
-        load_weights(path, parts, on_progress, ignored, lambda name: rename(own(name)))
+    load_weights(path, parts, on_progress, ignored, lambda name: rename(_LAST_NAME.sub(last_name, own(name))))
 
 
-# transformers' names of FP8 scales, of which AutoFP8, llm-compressor and vLLM have others.
-_FP8_NAME = re.compile(r"\.(weight_scale_inv|activation_scale)$")
-
-
-def _fp8_name(match: re.Match[str]) -> str:
-    return ".weight_scale" if match[1] == "weight_scale_inv" else ".input_scale"
+# Names of quantised weights and of their scales: torchao's, and those of transformers' FP8 by tensor, of which AutoFP8,
+# llm-compressor and vLLM have others.
+_TORCHAO_NAMES = {"_weight_qdata": "weight", "_weight_scale": "weight_scale", "_weight_zero_point": "weight_zero_point"}
+_FP8_NAMES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+_LAST_NAME = re.compile(rf"\.({'|'.join((*_TORCHAO_NAMES, *_FP8_NAMES))})$")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..protocol.config import ModelImplName
 from .config import ModelConfig, parse_config
@@ -12,7 +13,7 @@ from .config_fields import read_json_object
 from .errors import CheckpointError, UnsupportedField
 from .families.table import FAMILIES
 from .gguf.file import is_gguf, open_gguf
-from .stored.weights import stored_head
+from .stored.weights import dense_modules, stored_head
 
 logger = logging.getLogger("ramiform.models")
 
@@ -39,9 +40,9 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
         raise CheckpointError(path, "not a Hugging Face checkpoint: it has no config.json")
     if impl == "transformers":
         return _of_transformers(path)
-    raw = read_json_object(file)
+    raw = _with_quantisation(path, read_json_object(file))
     try:
-        return _with_stored_head(path, parse_config(raw, file))
+        return _with_dense_modules(path, _with_stored_head(path, parse_config(raw, file)))
     except UnsupportedField as error:
         if impl == "native":
             raise
@@ -51,6 +52,39 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
             kind = (raw.get("architectures") or [None])[0]
             reason = error.reason if kind in FAMILIES else f"{kind} is no native family"
             raise CheckpointError(path, f"{reason}; {other.reason}") from None
+
+
+def _with_quantisation(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with the quantisation that older writers call otherwise, or keep in a file beside it."""
+    if raw.get("quantization_config") is not None:
+        return raw
+    own = raw.get("compression_config")
+    if isinstance(own, dict):
+        nested = own.get("quantization_config")
+        return raw | {"quantization_config": nested if isinstance(nested, dict) else own}
+    if (path / "quantize_config.json").is_file():
+        return raw | {"quantization_config": {"quant_method": "gptq"} | read_json_object(path / "quantize_config.json")}
+    if (path / "quant_config.json").is_file():  # AutoAWQ, with names of its own
+        stored = read_json_object(path / "quant_config.json")
+        renamed = {_AWQ_NAMES.get(name, name): value for name, value in stored.items()}
+        return raw | {"quantization_config": {"quant_method": "awq"} | renamed}
+    if (path / "hf_quant_config.json").is_file():  # ModelOpt
+        stored = read_json_object(path / "hf_quant_config.json").get("quantization")
+        return raw | {
+            "quantization_config": {"quant_method": "modelopt"} | (stored if isinstance(stored, dict) else {})
+        }
+    return raw
+
+
+_AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
+
+
+def _with_dense_modules(path: Path, config: ModelConfig) -> ModelConfig:
+    """Return the config with the modules that the files store dense: some writers quantise fewer than they say."""
+    own = config.quantisation
+    if own is None or not config.is_native:
+        return config
+    return replace(config, quantisation=replace(own, dense=dense_modules(path, config.stored)))
 
 
 def _with_stored_head(path: Path, config: ModelConfig) -> ModelConfig:

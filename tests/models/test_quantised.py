@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 
 from ramiform.runtime.engine import KvMemory, KvPool
@@ -39,6 +39,7 @@ from .packing import (
     compressed,
     dequantised,
     naive_groups,
+    pack_compressed,
     pack_gptq,
     pack_gptq_act_order,
 )
@@ -387,11 +388,82 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fused_layer_quantised_in_part_is_refused_by_name(dense: Path, tmp_path: Path) -> None:
-    config = compressed("int-quantized") | {"ignore": ["model.layers.1.self_attn.k_proj"]}
-    path = changed(dense, tmp_path / "packed", pack_gptq, quantization_config=config)
-    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj, .*are fused here: quantising only some"):
-        logits(path)
+@pytest.mark.parametrize("listed", [True, False], ids=["as the config says", "though the config does not say so"])
+def test_a_fused_layer_may_be_quantised_in_part(listed: bool, dense: Path, tmp_path: Path) -> None:
+    kept = "model.layers.1.self_attn.k_proj"
+
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        return {f"{module}.weight": w} if module == kept else pack_compressed(module, w)
+
+    def unpack(module: str, w: torch.Tensor) -> Tensors:
+        return {f"{module}.weight": w if module == kept else dequantised(*naive_groups(w))}
+
+    config = compressed("pack-quantized", **INT4) | {"ignore": [kept] if listed else []}
+    packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    expected = logits(changed(dense, tmp_path / "reference", unpack))
+    for options in ({}, {"group": TWO_SLICES}):
+        assert ((logits(packed, **options) - expected).norm() / expected.norm()).item() < 0.03
+
+
+@pytest.mark.parametrize("dense", ["llama"], indirect=True)
+def test_tensors_without_the_prefix_model_are_read(dense: Path, tmp_path: Path) -> None:
+    def rename(name: str) -> str:
+        return name.removeprefix("model.")
+
+    (tmp_path / "config.json").write_bytes((dense / "config.json").read_bytes())
+    tensors = {rename(name): tensor for name, tensor in load_file(dense / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(logits(tmp_path), logits(dense))
+
+
+OLD = {
+    "compression_config": lambda config: ("config.json", {"compression_config": config}),
+    "nested": lambda config: ("config.json", {"compression_config": {"quantization_config": config}}),
+    "quantize_config.json": lambda config: ("quantize_config.json", {**config, "quant_method": None}),
+    "quant_config.json": lambda config: (
+        "quant_config.json",
+        {"w_bit": 4, "q_group_size": config["group_size"], "zero_point": True, "version": "GEMM"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("place", "stored"), [*zip(OLD, ["pack-quantized"] * 2 + ["gptq", "awq"], strict=True)])
+@pytest.mark.parametrize("dense", ["llama"], indirect=True)
+def test_configs_in_older_places_are_read(place: str, stored: str, dense: Path, tmp_path: Path) -> None:
+    pack, config = STORED[stored]
+    new = changed(dense, tmp_path / "new", pack, quantization_config=config)
+    old = changed(dense, tmp_path / "old", pack)
+    name, values = OLD[place](config)
+    raw = json.loads((old / name).read_text()) if (old / name).exists() else {}
+    (old / name).write_text(json.dumps(raw | {key: value for key, value in values.items() if value is not None}))
+    assert torch.equal(logits(old), logits(new))
+
+
+@pytest.mark.parametrize("dense", ["llama"], indirect=True)
+def test_nvfp4_of_modelopt_is_read(dense: Path, tmp_path: Path) -> None:
+    """modelopt quantises to it on GPUs only. The format: e2m1 times e4m3 times a float32."""
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+    def parts(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        whole = w.abs().max() / (6 * 448)
+        scale = (w.unflatten(1, (-1, 16)).abs().amax(2) / 6 / whole).to(torch.float8_e4m3fn)
+        unit = w / (scale.float().repeat_interleave(16, 1) * whole)
+        return (unit[..., None] - numbers).abs().argmin(-1), scale, whole
+
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale, whole = parts(w)
+        packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+        scales = {"weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.ones(())}
+        return {f"{module}.weight": packed} | {f"{module}.{name}": value for name, value in scales.items()}
+
+    def unpack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale, whole = parts(w)
+        return {f"{module}.weight": numbers[codes] * scale.float().repeat_interleave(16, 1) * whole}
+
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "model.embed*"]}
+    packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    expected = logits(changed(dense, tmp_path / "reference", unpack))
+    torch.testing.assert_close(logits(packed), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dense", ["qwen2, biases", "mixtral"], indirect=True)
@@ -444,13 +516,23 @@ def test_quantised_checkpoints_are_not_quantised_again(dense: Path, tmp_path: Pa
         ({"format": "marlin-24"}, r"format: .*'marlin-24' is not supported"),
         ({"ignore": "lm_head"}, r"ignore must list names of modules, got 'lm_head'"),
         ({"ignore": ["re:(.*"]}, r"ignore must list names and patterns, not 're:\(\.\*'"),
-        ({"config_groups": {}}, r"config_groups\.\{\}: other than one group is not supported"),
+        ({"config_groups": {}}, r"config_groups\.\{\}: no group at all is not supported"),
         ({"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme\.type: .*'int' is not supported"),
         (compressed("pack-quantized", num_bits=3), r"weights\.num_bits: 3 bits of int are not supported"),
         (compressed("pack-quantized", **INT4, actorder="random"), r"actorder: 'random' is not supported"),
-        (compressed("pack-quantized", **INT4 | {"group_size": 48}), r"group_size: supported: .*; 48 is not"),
-        (compressed("int-quantized", symmetric=False), r"symmetric: 8 bits with zero points are not supported"),
-        (compressed("pack-quantized", inputs=True, **INT4), r"input_activations: with 4-bit weights .* not supported"),
+        (compressed("pack-quantized", **INT4 | {"group_size": 0}), r"group_size must be an integer of at least 1"),
+        (compressed("float-quantized", symmetric=False), r"symmetric: 8 bits with zero points are not supported"),
+        (
+            {"config_groups": {"g": {"targets": ["LlamaAttention"], "weights": {}}}},
+            r"targets: supported: 'Linear', names and 're:' patterns; 'LlamaAttention' is not supported",
+        ),
+        ({"quant_method": "torchao"}, r"quant_type\.default\._type: supported: Int8WeightOnlyConfig"),
+        ({"quant_method": "auto-round"}, r"packing_format: supported: auto_round:auto_gptq"),
+        ({"quant_method": "gptq", "bits": 3}, r"bits: supported: 2, 4, 8; 3 is not supported"),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"format": "marlin"}}},
+            r"dynamic\.\+:\.\*\.format: in an override it is not supported",
+        ),
     ],
 )
 def test_unsupported_schemes_are_refused_by_field(

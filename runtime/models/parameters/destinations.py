@@ -12,6 +12,7 @@ from ..linear import DenseLinear, Destination, JoinedLinear, SummedLinear, stack
 from ..norm import norm_destination
 from ..parallel.group import SINGLE_RANK, Group
 from ..quantised.block_linear import BlockLinear
+from ..quantised.widening import widen
 from ..stored.layout import as_stored
 from .allocate import allocate_parameters
 from .values import NORM_NAMES, DecoderParameters, LayerParameters
@@ -36,7 +37,9 @@ def checkpoint_destinations(
         if layer.part != "mixer":
             parts |= layer.mlp.destinations(prefix)
     parts = as_stored(parts, config, group.stage.layers(config))
-    return parts | _end_destinations(parameters, config) if group.stage.has_ends else parts
+    if group.stage.has_ends:
+        parts |= _end_destinations(parameters, config)
+    return parts if config.quantisation is None else widen(parts, config.quantisation)
 
 
 def _mixer_destinations(

@@ -7,8 +7,9 @@ Legend: N outputs, C inputs, B blocks of the weight, whose numbers are in the or
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,31 +68,61 @@ class CodebookLinear:
         return total_bytes(self._codes_NC, self._dense_NC, self.bias_N)
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "weight": ((size * self._inputs // 2, 1), torch.uint8),
-            "weight.quant_map": ((16,), torch.float32),
-            "weight.absmax": (_ANY, torch.uint8 if self._nested else torch.float32),
-            f"weight.quant_state.bitsandbytes__{self._kind}": (_ANY, torch.uint8),
-        }
-        if self._nested:
-            shapes["weight.nested_absmax"] = _ANY, torch.float32
-            shapes["weight.nested_quant_map"] = (256,), torch.float32
+        book = Codebook(self._kind, self._nested, size, self._inputs)
         seen: dict[str, torch.Tensor] = {}
 
         def put(name: str, tensor: torch.Tensor) -> None:
             seen[name] = tensor
-            if len(seen) == len(shapes):
-                self._read(start, size, seen)
+            if len(seen) == len(book.tensors):
+                self._read(start, size, book, seen)
                 seen.clear()
 
-        pieces = {name: Destination(shape, partial(put, name), (dtype,)) for name, (shape, dtype) in shapes.items()}
+        pieces = {
+            name: Destination(shape, partial(put, name), dtypes) for name, (shape, dtypes) in book.tensors.items()
+        }
         return {**pieces, **bias_destination(self.bias_N, start, size)}
 
-    def _read(self, start: int, size: int, parts: dict[str, torch.Tensor]) -> None:
+    def _read(self, start: int, size: int, book: Codebook, parts: Mapping[str, torch.Tensor]) -> None:
         """Take the tensors of one module. Raises ValueError when they do not fit each other."""
+        if self._dense_NC is not None:
+            self._dense_NC[start : start + size].copy_(book.dequantised(parts))
+            return
+        codes_NC, scale_NG = book.codes_and_scales(parts)
+        if self._scales and next(iter(self._scales.values())).shape[1] != scale_NG.shape[1]:
+            raise ValueError("has blocks of another size than the modules that it is fused with")
+        integers, step = _as_integers(parts["weight.quant_map"])
+        self._codes_NC[start : start + size] = integers[codes_NC]
+        self._scales[start] = scale_NG * step
+
+
+class Codebook(NamedTuple):
+    """The stored tensors of one weight in 4 bits."""
+
+    kind: str
+    nested: bool
+    outputs: int
+    inputs: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...] | None]]:
+        """Shapes and types of the tensors, by the last part of their names."""
+        shapes: dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...] | None]] = {
+            "weight": ((self.outputs * self.inputs // 2, 1), (torch.uint8,)),
+            "weight.quant_map": ((16,), (torch.float32,)),
+            "weight.absmax": (_ANY, (torch.uint8 if self.nested else torch.float32,)),
+            f"weight.quant_state.bitsandbytes__{self.kind}": (_ANY, (torch.uint8,)),
+        }
+        if self.nested:
+            shapes["weight.nested_absmax"] = _ANY, (torch.float32,)
+            shapes["weight.nested_quant_map"] = (256,), (torch.float32,)
+        return shapes
+
+    def codes_and_scales(self, parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return codes int32 [N, C] and the maxima of their blocks, float32 [N, G]. Raises ValueError when the tensors
+        do not fit each other."""
         [state_name] = [name for name in parts if "quant_state" in name]
-        state = _state(parts[state_name])
-        block, C = state.get("blocksize"), self._inputs
+        state, size, C = _state(parts[state_name]), self.outputs, self.inputs
+        block = state.get("blocksize")
         if block not in _BLOCKS or C % block:
             raise ValueError(
                 f"has blocks of {block!r}: supported are {', '.join(map(str, _BLOCKS))} that divide {C} inputs"
@@ -101,21 +132,16 @@ class CodebookLinear:
         maxima_B = parts["weight.absmax"]
         if len(maxima_B) != size * C // block:
             raise ValueError(f"is of {len(maxima_B)} blocks, the weight has {size * C // block}")
-        if self._nested:
+        if self.nested:
             maxima_B = _nested_maxima(maxima_B, parts, state)
-        if self._scales and next(iter(self._scales.values())).shape[1] != C // block:
-            raise ValueError("has blocks of another size than the modules that it is fused with")
-        packed, numbers = parts["weight"].flatten(), parts["weight.quant_map"]
-        codes_NC = torch.stack((packed >> 4, packed & 15), dim=1).view(size, C).to(self._device, torch.int32)
-        scale_NG = maxima_B.view(size, -1).to(self._device)
-        if self._dense_NC is not None:
-            groups = numbers.to(self._device)[codes_NC].view(*scale_NG.shape, block) * scale_NG[..., None]
-            self._dense_NC[start : start + size].copy_(groups.view(size, C))
-            self._scales[start] = scale_NG[:0]
-            return
-        integers, step = _as_integers(numbers)
-        self._codes_NC[start : start + size] = integers[codes_NC]
-        self._scales[start] = scale_NG * step
+        packed = parts["weight"].flatten()
+        codes_NC = torch.stack((packed >> 4, packed & 15), dim=1).view(size, C).to(torch.int32)
+        return codes_NC, maxima_B.view(size, -1)
+
+    def dequantised(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the weight in float32. Raises ValueError as `codes_and_scales` does."""
+        codes_NC, scale_NG = self.codes_and_scales(parts)
+        return (parts["weight.quant_map"][codes_NC].view(*scale_NG.shape, -1) * scale_NG[..., None]).flatten(1)
 
 
 def _as_integers(numbers: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -139,7 +165,7 @@ def _state(stored: torch.Tensor) -> dict[str, Any]:
     return state
 
 
-def _nested_maxima(codes_B: torch.Tensor, parts: dict[str, torch.Tensor], state: dict[str, Any]) -> torch.Tensor:
+def _nested_maxima(codes_B: torch.Tensor, parts: Mapping[str, torch.Tensor], state: dict[str, Any]) -> torch.Tensor:
     """Return the blocks' maxima, which are quantised in blocks themselves, less an offset."""
     size, offset = state.get("nested_blocksize"), state.get("nested_offset")
     outer = parts["weight.nested_absmax"]

@@ -29,8 +29,10 @@ class BlockwiseLinear:
     """
 
     def __init__(
-        self, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
+        self, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: Any, scale_name: str
     ) -> None:
+        """`scale_name` is that of the stored scales."""
+        self._scale_name = scale_name
         self.codes_NC = torch.empty((outputs, inputs), device=device, dtype=FP8)
         self.scale_MG = torch.empty((-(-outputs // FP8_BLOCK), inputs // FP8_BLOCK), device=device, dtype=torch.float32)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
@@ -96,6 +98,6 @@ class BlockwiseLinear:
         scale = self.scale_MG[start // FP8_BLOCK : -(-(start + size) // FP8_BLOCK)]
         return {
             "weight": Destination(tuple(codes.shape), codes.copy_, (FP8,)),
-            "weight_scale_inv": Destination(tuple(scale.shape), scale.copy_),
+            self._scale_name: Destination(tuple(scale.shape), scale.copy_),
             **bias_destination(self.bias_N, start, size),
         }

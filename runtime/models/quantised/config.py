@@ -1,27 +1,30 @@
-"""The Quantisation that config.json's `quantization_config` describes.
+"""The Quantisation that config.json's `quantization_config` describes, by the method that it names.
 
-Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized`, `pack-quantized` and
-`mxfp4-pack-quantized`), AWQ's `gemm`, GPTQ's first version, bitsandbytes, and transformers' `fp8` by blocks of 128 x
-128. Settings that are not computed here are refused by name and value.
+Settings that are not read here are refused by name and value.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..config_fields import ConfigFields
 from .blockwise import FP8_BLOCK
-from .mxfp4 import MXFP4_GROUP
-from .rounding import GROUP_SIZES
-from .scheme import Quantisation, Scheme
+from .compressed_config import parse_compressed_tensors
+from .int4 import STORED_GROUP_SIZES
+from .scheme import InputKind, Quantisation, Scheme, WeightKind
+from .widening import NVFP4_GROUP
 
-_GROUP_SIZES = (256, *GROUP_SIZES)
-_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes", "mxfp4")
+_METHODS = ("compressed-tensors", "awq", "gptq", "auto-round", "fp8", "bitsandbytes", "torchao", "modelopt", "mxfp4")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
-_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "llm_int8_skip_modules")
-_LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
+_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "llm_int8_skip_modules", "exclude_modules")
+_INTEGERS: dict[int, WeightKind] = {2: "int2", 4: "int4", 8: "int8"}
+_DENSE_BITS = 16
+# Settings of a GPTQ override that change how its modules are stored, and those that only their writer needs.
+_OVERRIDES = ("bits", "group_size", "desc_act", "sym")
+_WRITERS_ONLY = ("mse", "damp_percent", "damp_auto_increment", "static_groups", "act_group_aware", "true_sequential")
 
 
 def parse_quantisation(fields: ConfigFields, renames: Sequence[tuple[str, str]] = ()) -> Quantisation | None:
@@ -31,7 +34,7 @@ def parse_quantisation(fields: ConfigFields, renames: Sequence[tuple[str, str]] 
     """
     if not fields.raw:
         return None
-    lists = {name: _modules(fields, name) for name in _LISTS if name in fields.raw}
+    lists = {name: fields.modules(name) for name in _LISTS if name in fields.raw}
     renamed = {name: [_renamed(module, renames) for module in modules] for name, modules in lists.items()}
     fields = fields.updated(renamed)
     method = fields.one_of("quant_method", _METHODS, default=_METHODS[0])
@@ -40,51 +43,100 @@ def parse_quantisation(fields: ConfigFields, renames: Sequence[tuple[str, str]] 
             return _awq(fields)
         case "gptq":
             return _gptq(fields)
+        case "auto-round":
+            return _auto_round(fields)
         case "fp8":
             return _fp8(fields)
         case "bitsandbytes":
             return _bitsandbytes(fields)
+        case "torchao":
+            return _torchao(fields)
+        case "modelopt":
+            return _modelopt(fields)
         case "mxfp4":  # gpt-oss: its experts alone, whatever else the list of unconverted modules says
             return Quantisation(Scheme(kind="mxfp4", source="mxfp4"), (r"re:(?!.*\.experts\.)",))
         case _:
-            return _compressed_tensors(fields)
+            return parse_compressed_tensors(fields)
 
 
 def _awq(fields: ConfigFields) -> Quantisation:
     fields.one_of("version", ("gemm", "GEMM"), default="gemm")
-    if not fields.boolean("zero_point", default=True):
-        raise fields.unsupported("zero_point", "without one is")
-    scheme = Scheme(kind="int4", source="awq", group_size=_four_bits(fields, "bits", "group_size"))
+    fields.boolean("zero_point", default=True)  # stored either way
+    fields.exactly("bits", 4)
     # A name stands for every module whose name holds it (AutoAWQ, vLLM). Routers are dense anyway, and "gate" is in the
     # names of experts' matrices too.
-    names = [name for name in _modules(fields, "modules_to_not_convert") if name.strip(".")]
+    names = [name for name in fields.modules("modules_to_not_convert") if name.strip(".")]
     held = [name for name in names if name.strip(".").rpartition(".")[2] not in _ROUTERS]
     ends = [(name.rstrip("."), r"(?:\.|$)" if name.endswith(".") else "") for name in held]
-    return Quantisation(scheme, tuple(f"re:.*{re.escape(name)}{end}" for name, end in ends))
+    ignored = tuple(f"re:.*{re.escape(name)}{end}" for name, end in ends)
+    return Quantisation(_integers(fields, "awq"), ignored)
 
 
 def _gptq(fields: ConfigFields) -> Quantisation:
-    fields.one_of("checkpoint_format", ("gptq",), default="gptq")
-    return Quantisation(
-        Scheme(
-            kind="int4",
-            source="gptq",
-            group_size=_four_bits(fields, "bits", "group_size"),
-            act_order=fields.boolean("desc_act", default=False),
-        ),
+    dynamic = fields.nested("dynamic")
+    overrides: list[tuple[str, Scheme | None]] = []
+    for key, values in dynamic.raw.items():
+        pattern = f"re:{key.removeprefix('-:').removeprefix('+:')}"
+        fields.updated({"dynamic": [pattern]}).modules("dynamic")
+        if key.startswith("-:") or values is False:
+            overrides.append((pattern, None))
+            continue
+        own = dynamic.nested(key)
+        for setting in own.raw:
+            if setting not in (*_OVERRIDES, *_WRITERS_ONLY):
+                raise own.unsupported(setting, "in an override it is")
+        overrides.append((pattern, _integers(own.updated(fields.raw | own.raw), "gptq")))
+    return Quantisation(_integers(fields, "gptq"), overrides=tuple(overrides))
+
+
+def _auto_round(fields: ConfigFields) -> Quantisation:
+    """AutoRound's own format: AWQ's or GPTQ's, without an index of groups, and overrides by module."""
+    fields.one_of("data_type", ("int",), default="int")
+    if (fields.raw.get("act_bits") or _DENSE_BITS) < _DENSE_BITS:
+        raise fields.unsupported("act_bits", f"{fields.raw['act_bits']!r} is")
+    packing = fields.one_of("packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"), default="")
+    source: Literal["awq", "gptq"] = "awq" if packing.endswith("awq") else "gptq"
+    overrides: list[tuple[str, Scheme | None]] = []
+    extra = fields.nested("extra_config")
+    for name in extra.raw:
+        own = extra.nested(name)
+        key = name if re.fullmatch(r"[\w.]+", name) else f"re:{name}"
+        fields.updated({"extra_config": [key]}).modules("extra_config")
+        dense = own.raw.get("bits", 0) == _DENSE_BITS
+        overrides.append((key, None if dense else _integers(own.updated(fields.raw | own.raw), source, index=False)))
+    return Quantisation(_integers(fields, source, index=False), overrides=tuple(overrides))
+
+
+def _integers(fields: ConfigFields, source: Literal["awq", "gptq"], *, index: bool = True) -> Scheme:
+    """Read bits and groups of a format of packed integers."""
+    bits, size = fields.raw.get("bits"), fields.raw.get("group_size")
+    if bits not in _INTEGERS:
+        raise fields.unsupported("bits", f"supported: {', '.join(map(str, _INTEGERS))}; {bits!r} is")
+    one_group = size in (-1, None)
+    if not one_group and (type(size) is not int or size < 1):
+        raise fields.invalid("group_size", "must be a number of inputs, or -1 for all")
+    version = fields.one_of("checkpoint_format", ("gptq", "gptq_v2"), default="gptq") if source == "gptq" else ""
+    return Scheme(
+        kind=_INTEGERS[bits],
+        source=source,
+        group_size=None if one_group else size,
+        act_order=source == "gptq" and not one_group and fields.boolean("desc_act", default=False),
+        widened=bits != 4 or not (one_group or size in STORED_GROUP_SIZES),
+        zeros_less_one=version != "gptq_v2",
+        has_index=index and source == "gptq",
     )
 
 
 def _fp8(fields: ConfigFields) -> Quantisation:
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
-    names = _modules(fields, "modules_to_not_convert") + _modules(fields, "ignored_layers")
+    names = fields.modules("modules_to_not_convert") + fields.modules("ignored_layers")
     # A name stands for the modules below it too, or is the end of one (transformers).
-    ignored = tuple(f"part:{name}" for name in names if name and name not in _LAYERS_ONLY)
+    ignored = tuple(f"part:{name}" for name in names if name)
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
         return Quantisation(scheme, ignored)
-    _equal(fields, "weight_block_size", [FP8_BLOCK, FP8_BLOCK])
+    fields.exactly("weight_block_size", [FP8_BLOCK, FP8_BLOCK])
     if static:
         raise fields.unsupported("activation_scheme", "'static' with scales by block is")
     return Quantisation(Scheme(kind="fp8", source="fp8", activations=True), ignored)
@@ -92,7 +144,7 @@ def _fp8(fields: ConfigFields) -> Quantisation:
 
 def _bitsandbytes(fields: ConfigFields) -> Quantisation:
     # A name of the list stands for the modules below it too, in any part of the model.
-    names = _modules(fields, "llm_int8_skip_modules")
+    names = fields.modules("llm_int8_skip_modules")
     skipped = tuple(f"re:(?:.*\\.)?{re.escape(name)}(?:\\.|$)" for name in names)
     if fields.boolean("load_in_8bit", default=False):
         return Quantisation(Scheme(kind="int8", source="bitsandbytes"), skipped)
@@ -106,119 +158,52 @@ def _bitsandbytes(fields: ConfigFields) -> Quantisation:
     return Quantisation(Scheme(kind=kind, source="bitsandbytes", nested=nested), skipped)
 
 
-def _four_bits(fields: ConfigFields, bits: str, group_size: str) -> int:
-    _equal(fields, bits, 4)
-    size = fields.raw.get(group_size)
-    if size not in _GROUP_SIZES:
-        raise fields.unsupported(group_size, f"supported: {', '.join(map(str, _GROUP_SIZES))}; {size!r} is")
-    return int(size)
+_TORCHAO: dict[str, tuple[WeightKind, InputKind | None]] = {
+    "Int8WeightOnlyConfig": ("int8", None),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", "int8"),
+    "Float8WeightOnlyConfig": ("fp8", None),
+    "Float8DynamicActivationFloat8WeightConfig": ("fp8", "fp8"),
+}
 
 
-def _compressed_tensors(fields: ConfigFields) -> Quantisation:
-    groups = fields.nested("config_groups")
-    if len(groups.raw) != 1:
-        raise groups.unsupported(", ".join(groups.raw) or "{}", "other than one group is")
-    group = groups.nested(next(iter(groups.raw)))
-    if group.raw.get("targets") != ["Linear"]:
-        raise group.unsupported("targets", f"supported: ['Linear']; {group.raw.get('targets')!r} is")
-    for field in ("sparsity_config", "transform_config"):
-        if fields.raw.get(field):
-            raise fields.unsupported(field, "it is")
-    _kv_cache(fields.nested("kv_cache_scheme"))
-    weights, inputs = group.nested("weights"), group.nested("input_activations")
-    if group.raw.get("output_activations"):
-        raise group.unsupported("output_activations", "it is")
-    kind = weights.one_of("type", ("int", "float"), default="int")
-    bits = weights.count("num_bits", default=8)
-    formats = {
-        ("float", 8): ("float-quantized", "naive-quantized"),
-        ("int", 8): ("int-quantized", "naive-quantized"),
-        ("int", 4): ("pack-quantized",),
-        ("float", 4): ("mxfp4-pack-quantized",),
-    }
-    if (kind, bits) not in formats:
-        raise weights.unsupported("num_bits", f"{bits} bits of {kind} are")
-    fields.one_of("format", formats[kind, bits], default=formats[kind, bits][0])
-    activations, static = _activations(inputs, kind)
-    ignored = tuple(name for name in _modules(fields, "ignore") if name not in _LAYERS_ONLY)
-    symmetric = weights.boolean("symmetric", default=True)
-    if bits == 4:
-        if activations:
-            raise group.unsupported("input_activations", "with 4-bit weights they are")
-        return Quantisation((_mxfp4_scheme if kind == "float" else _int4_scheme)(weights, symmetric=symmetric), ignored)
-    if not symmetric:
-        raise weights.unsupported("symmetric", "8 bits with zero points are")
-    strategy = weights.one_of("strategy", ("channel", "tensor"), default="tensor")
-    return Quantisation(
-        Scheme(
-            kind="fp8" if kind == "float" else "int8",
-            source="compressed-tensors",
-            activations=activations,
-            static=static,
-            per_tensor=strategy == "tensor",
-        ),
-        ignored,
-    )
-
-
-def _mxfp4_scheme(weights: ConfigFields, *, symmetric: bool) -> Scheme:
-    weights.one_of("strategy", ("group",), default="group")
-    _equal(weights, "group_size", MXFP4_GROUP)
-    if not symmetric:
-        raise weights.unsupported("symmetric", "MXFP4 with zero points is")
-    return Scheme(kind="mxfp4", source="compressed-tensors", group_size=MXFP4_GROUP)
-
-
-def _int4_scheme(weights: ConfigFields, *, symmetric: bool) -> Scheme:
-    # "weight" and "static" rounded columns in another order, and grouped neighbours all the same.
-    act_order = weights.raw.get("actorder") or None
-    if act_order not in (None, True, "group", "dynamic", "weight", "static"):
-        raise weights.unsupported("actorder", f"{act_order!r} is")
-    weights.one_of("strategy", ("group",), default="group")
-    return Scheme(
-        kind="int4",
+def _torchao(fields: ConfigFields) -> Quantisation:
+    """torchao's tensors with a scale per row; int8 ones have zero points, which are 0."""
+    preset = fields.nested("quant_type").nested("default")
+    kind, rounded = _TORCHAO[preset.one_of("_type", tuple(_TORCHAO), default="")]
+    values = preset.nested("_data")
+    granularity = values.nested("granularity")
+    granularity.one_of("_type", ("PerRow",), default="PerRow" if kind == "int8" else "")
+    weight_type = values.nested("weight_dtype")
+    weight_type.one_of("_data", ("float8_e4m3fn",), default="float8_e4m3fn")
+    scheme = Scheme(
+        kind=kind,
         source="compressed-tensors",
-        group_size=_four_bits(weights, "num_bits", "group_size"),
-        zero_points=not symmetric,
-        act_order=act_order in (True, "group", "dynamic"),
+        zero_points=kind == "int8",
+        widened=kind == "int8",
+        activations=rounded == kind == "fp8",
+        rounded_inputs=rounded if kind == "int8" else None,
     )
+    # A name stands for every module whose name has it as a part.
+    ignored = tuple(f"part:{name}" for name in fields.modules("modules_to_not_convert") if name)
+    return Quantisation(scheme, ignored)
 
 
-def _kv_cache(scheme: ConfigFields) -> None:
-    """Check the announced FP8 KV scales. The setting `kv_dtype` decides if KV is quantised."""
-    if scheme.raw:
-        scheme.one_of("type", ("float",), default="int")
-        _equal(scheme, "num_bits", 8)
-        if not scheme.boolean("symmetric", default=True):
-            raise scheme.unsupported("symmetric", "keys and values with zero points are")
+_MODELOPT: dict[str, dict[str, Any]] = {
+    "FP8": {"kind": "fp8", "activations": True, "static": True, "per_tensor": True},
+    "FP8_PER_CHANNEL_PER_TOKEN": {"kind": "fp8", "activations": True, "flat_scales": True},
+    "NVFP4": {"kind": "nvfp4", "group_size": NVFP4_GROUP, "widened": True, "static": True},
+    "W4A16_NVFP4": {"kind": "nvfp4", "group_size": NVFP4_GROUP, "widened": True},
+}
 
 
-def _activations(inputs: ConfigFields, kind: str) -> tuple[bool, bool]:
-    """Return whether inputs are quantised, and with one stored scale, not by token as they come."""
-    if not inputs.raw:
-        return False, False
-    inputs.one_of("type", (kind,), default="int")
-    _equal(inputs, "num_bits", 8)
-    dynamic = inputs.raw.get("dynamic") or False
-    if dynamic not in (True, False):
-        raise inputs.unsupported("dynamic", f"supported: true and false; {dynamic!r} is")
-    inputs.one_of("strategy", ("token",) if dynamic else ("tensor",), default="tensor")
-    if not inputs.boolean("symmetric", default=True):
-        raise inputs.unsupported("symmetric", "inputs with zero points are")
-    return True, not dynamic
-
-
-def _modules(fields: ConfigFields, field: str) -> list[str]:
-    """Return a list of modules that stay dense; "re:" begins a pattern."""
-    names = fields.raw.get(field) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise fields.invalid(field, "must list names of modules")
-    for name in names:
-        try:
-            re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-        except re.error as error:
-            raise fields.invalid(field, f"must list names and patterns, not {name!r} ({error})") from None
-    return names
+def _modelopt(fields: ConfigFields) -> Quantisation:
+    """NVIDIA ModelOpt's tensors, FP8 with the names of compressed-tensors, NVFP4 with names of its own."""
+    algorithm = fields.one_of("quant_algo", tuple(_MODELOPT), default="")
+    source: Literal["modelopt", "compressed-tensors"] = "modelopt" if "NVFP4" in algorithm else "compressed-tensors"
+    # Names may have wildcards.
+    names = fields.modules("ignore") + fields.modules("exclude_modules")
+    ignored = tuple(f"re:{fnmatch.translate(name)}" if "*" in name else name for name in names)
+    return Quantisation(Scheme(source=source, **_MODELOPT[algorithm]), ignored)
 
 
 def _renamed(module: str, renames: Sequence[tuple[str, str]]) -> str:
@@ -228,8 +213,3 @@ def _renamed(module: str, renames: Sequence[tuple[str, str]]) -> str:
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name.removesuffix(".")
-
-
-def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:
-    if fields.raw.get(field) != wanted:
-        raise fields.unsupported(field, f"supported: {wanted!r}; {fields.raw.get(field)!r} is")

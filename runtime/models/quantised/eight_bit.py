@@ -170,7 +170,7 @@ class EightBitLinear:
         return {
             "weight": stored_codes,
             "weight_scale": Destination(
-                (1,) if self.scheme.per_tensor else (size, 1),
+                (1,) if self.scheme.per_tensor else (size,) if self.scheme.flat_scales else (size, 1),
                 put_scale,
                 outputs=None if self.scheme.per_tensor else 0,
                 inputs=None,

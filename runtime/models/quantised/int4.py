@@ -14,14 +14,17 @@ import torch.nn.functional as F
 from .... import kernels
 from ..linear import Destination, bias_destination, total_bytes
 from . import int4_packing
-from .rounding import MANY_ROWS, int4_groups
+from .rounding import GROUP_SIZES, MANY_ROWS, int4_groups
 from .scheme import Scheme
 
 if TYPE_CHECKING:
     from ....kernels.cpu.products.packed_matrix import PackedMatrix
 
+STORED_GROUP_SIZES = (256, *GROUP_SIZES)
+
 _INT32 = (torch.int32,)
 _TRANSPOSED = {"outputs": 1, "inputs": 0}  # the stored axes are inputs, outputs
+_OF_GROUPS = ("weight_scale", "weight_zero_point", "scales", "qzeros")  # tensors with a number for each group
 _ACT_ORDER = "groups inputs that are not neighbours (act-order), which the config does not say"
 
 
@@ -126,7 +129,8 @@ class Int4Linear:
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         own = slice(start, start + size)
         scale_NG, base_NG = self.groups_GN2[:, own].permute(2, 1, 0)
-        rows = _StoredRows(self.codes_NC2[own], self.zeros_NG[own], scale_NG, base_NG)
+        one_group = self.scheme.group_size is None and self.scheme.source != "dense"
+        rows = _StoredRows(self.codes_NC2[own], self.zeros_NG[own], scale_NG, base_NG, one_group)
         match self.scheme.source:
             case "dense":
                 pieces = rows.of_dense()
@@ -137,17 +141,23 @@ class Int4Linear:
                 if self.scheme.act_order:
                     pieces["weight_g_idx"] = self._index_destination()
             case "gptq":
-                pieces = {**rows.of_gptq(), "g_idx": self._index_destination()}
+                pieces = rows.of_gptq(1 if self.scheme.zeros_less_one else 0)
+                if self.scheme.has_index:
+                    pieces["g_idx"] = self._index_destination()
             case "awq":
                 pieces = rows.of_awq()
+        if one_group:  # whole in every slice of inputs
+            scales = {name: pieces[name] for name in _OF_GROUPS if name in pieces}
+            pieces |= {name: piece._replace(inputs=None) for name, piece in scales.items()}
         return {**pieces, **bias_destination(self.bias_N, start, size)}
 
     def _index_destination(self) -> Destination:
         """Return the destination of the group of each input."""
         C, size, seen = 2 * self.codes_NC2.shape[1], self.group_size, self._orders
+        stored_size = C if self.scheme.group_size is None else size
 
         def put(stored_C: torch.Tensor) -> None:
-            neighbours = [c // size for c in range(C)]
+            neighbours = [c // stored_size for c in range(C)]
             if not self.scheme.act_order:
                 if (stored_C - stored_C[0]).tolist() != neighbours:  # groups of a slice count from its first one
                     raise ValueError(_ACT_ORDER)
@@ -165,18 +175,22 @@ class Int4Linear:
 
 
 class _StoredRows(NamedTuple):
-    """Rows of a layer, and the destinations that fill them from the tensors of each format."""
+    """Rows of a layer, and the destinations that fill them from the tensors of each format.
+
+    With `one_group` a stored row has one scale and zero point, which all its groups here take.
+    """
 
     codes_NC2: torch.Tensor
     zeros_NG: torch.Tensor
     scale_NG: torch.Tensor
     base_NG: torch.Tensor
+    one_group: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows, inputs and groups."""
+        """Rows, inputs and stored groups."""
         size, G = self.scale_NG.shape
-        return size, 2 * self.codes_NC2.shape[1], G
+        return size, 2 * self.codes_NC2.shape[1], 1 if self.one_group else G
 
     def put_codes(self, codes_NC: torch.Tensor) -> None:
         self.codes_NC2.copy_(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4)
@@ -216,17 +230,17 @@ class _StoredRows(NamedTuple):
             )
         return pieces
 
-    def of_gptq(self) -> dict[str, Destination]:
+    def of_gptq(self, less: int) -> dict[str, Destination]:
         size, C, G = self.sizes
         return {
             "qweight": Destination(
                 (C // 8, size), lambda w: self.put_codes(int4_packing.unpack(w, 0).t()), _INT32, **_TRANSPOSED
             ),
             "scales": Destination((G, size), lambda s: self.scale_NG.copy_(s.t()), **_TRANSPOSED),
-            # The format stores zero points minus one, modulo 16.
+            # The format's first version stores zero points minus one, modulo 16.
             "qzeros": Destination(
                 (G, size // 8),
-                lambda z: self.zeros_NG.copy_((int4_packing.unpack(z, 1).t() + 1) & 15),
+                lambda z: self.zeros_NG.copy_((int4_packing.unpack(z, 1).t() + less) & 15),
                 _INT32,
                 **_TRANSPOSED,
             ),

@@ -1,19 +1,22 @@
-"""Eight 4-bit numbers in an int32, in the orders of checkpoint formats."""
+"""Numbers of 4, 2 or 8 bits in an int32, in the orders of checkpoint formats."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)  # GPTQ, compressed-tensors: the i-th number in bits [4 i, 4 i + 4)
+# GPTQ and compressed-tensors have the i-th number of four bits in bits [4 i, 4 i + 4).
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the i-th number is that many nibbles from the low end
 
 
-def unpack(packed: torch.Tensor, dim: int, order: tuple[int, ...] = IN_ORDER) -> torch.Tensor:
-    """Unpack int32 to uint8 in [0, 16): eight times as long in dimension `dim` (0 or 1) of two."""
-    shifts = torch.tensor([4 * place for place in order], dtype=torch.int32, device=packed.device)
+def unpack(packed: torch.Tensor, dim: int, order: Sequence[int] | None = None, *, bits: int = 4) -> torch.Tensor:
+    """Unpack int32 to uint8 below 2^bits: 32 / bits times as long in dimension `dim` (0 or 1) of two."""
     if dim == 0:
-        return unpack(packed.t(), 1, order).t()
-    numbers = (packed[:, :, None] >> shifts) & 15
+        return unpack(packed.t(), 1, order, bits=bits).t()
+    places = order or range(32 // bits)
+    shifts = torch.tensor([bits * place for place in places], dtype=torch.int32, device=packed.device)
+    numbers = (packed[:, :, None] >> shifts) & (1 << bits) - 1
     return numbers.to(torch.uint8).reshape(len(packed), -1)
 
 

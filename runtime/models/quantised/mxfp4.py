@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 MXFP4_GROUP = 32
 _BIAS = 127  # of a scale's exponent
 _MOST = 142  # scales are float16 in the loops
-_NUMBERS = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+FP4_NUMBERS = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def dequantised(packed_NC2: torch.Tensor, exponents_NG: torch.Tensor) -> torch.Tensor:
     """Return float32 [N, C] of numbers two to a byte, the first one low, and biased exponents; both uint8."""
     codes = torch.stack((packed_NC2 & 15, packed_NC2 >> 4), dim=2).to(torch.int32)
-    numbers = _NUMBERS.to(packed_NC2.device)[codes].view(len(packed_NC2), -1, MXFP4_GROUP)
+    numbers = FP4_NUMBERS.to(packed_NC2.device)[codes].view(len(packed_NC2), -1, MXFP4_GROUP)
     return torch.ldexp(numbers, exponents_NG.to(torch.int32)[..., None] - _BIAS).flatten(1)
 
 

@@ -10,6 +10,7 @@ import torch
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _SIGN = -0x8000  # of an int16
+_MX_GROUP = 32
 MANY_ROWS = 256  # from so many rows on, products on a GPU are bound by compute: an estimate, to be measured
 GROUP_SIZES = (128, 64, 32)  # supported by the int4 product, the smallest overhead first
 
@@ -53,6 +54,25 @@ def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor,
     zero_NG = (-low / scale_NG).round_().clamp_(0, 15)
     codes = (groups / scale_NG[..., None] + zero_NG[..., None]).round_().clamp_(0, 15)
     return codes.view(N, C).to(torch.uint8), scale_NG, zero_NG.to(torch.uint8)
+
+
+def mx_groups(x_TC: torch.Tensor, bits: int) -> torch.Tensor:
+    """Round rows to e2m1 numbers (4 bits) or e4m3 ones (8) times a power of two per 32, and return them in float32.
+
+    The power follows the group's largest magnitude, as compressed-tensors computes it: from 1.75 times a power of two
+    on it is the next one.
+    """
+    groups = x_TC.float().unflatten(1, (-1, _MX_GROUP))
+    mantissa, exponent = torch.frexp(groups.abs().amax(2, keepdim=True))
+    exponent = exponent - (mantissa < 0.875).int() - (2 if bits == 4 else 8)
+    scaled = torch.ldexp(groups, -exponent)
+    if bits == 4:
+        size = scaled.abs().clamp_(max=6)
+        step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+        scaled = (size / step).round_() * step * scaled.sign()
+    else:
+        scaled = scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8).float()
+    return torch.ldexp(scaled, exponent).flatten(1)
 
 
 def int4_group_size(*nums_inputs: int) -> int | None:

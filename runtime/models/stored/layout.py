@@ -20,9 +20,20 @@ from ..linear import Destination, in_order_of
 Parts = dict[str, Destination]
 
 
+# Names that some tools give to tensors of any family: classes without a head save themselves without `model.`, and
+# llm-compressor gives Mixtral's experts the names of other families.
+_OTHER_NAMES = (
+    (r"^(layers\.\d|embed_tokens\.|norm\.)", r"model.\1"),
+    *(
+        (rf"(\.block_sparse_moe\.experts\.\d+)\.{other}\.", rf"\1.{own}.")
+        for other, own in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+    ),
+)
+
+
 def renaming(stored: StoredLayout) -> Callable[[str], str]:
     """Return the function from a stored tensor's name to Llama's name of it."""
-    patterns = [(re.compile(pattern), replacement) for pattern, replacement in stored.renames]
+    patterns = [(re.compile(pattern), replacement) for pattern, replacement in (*stored.renames, *_OTHER_NAMES)]
 
     def rename(name: str) -> str:
         for pattern, replacement in patterns:

@@ -24,6 +24,7 @@ IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
 _SINGLE = "model.safetensors"
 _COMPARED_ROWS = 4096  # at once
 INDEX_FILE = "model.safetensors.index.json"
+_DENSE_TYPES = ("F64", "F32", "F16", "BF16")
 # Buffers that older checkpoints carry; they follow from the config.
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 
@@ -68,6 +69,31 @@ def _stored_head(files: tuple[Path, ...], changed: tuple[int, ...], layout: Stor
         parts = (slice(start, start + _COMPARED_ROWS) for start in range(0, num_rows, _COMPARED_ROWS))
         same = shape == head.get_shape() and all(torch.equal(embedding[part], head[part]) for part in parts)
         return "as embedding" if same else "other"
+
+
+def dense_modules(path: Path, layout: StoredLayout) -> frozenset[str]:
+    """Return the modules whose weight the checkpoint in directory `path` stores as a matrix of 16 or 32 bits; none
+    where no weights are, or damaged ones."""
+    try:
+        files = weight_files(path)
+        return _dense_modules(tuple(files), tuple(file.stat().st_mtime_ns for file in files), layout)
+    except (CheckpointError, SafetensorError, OSError):
+        return frozenset()
+
+
+@lru_cache(maxsize=8)
+def _dense_modules(files: tuple[Path, ...], changed: tuple[int, ...], layout: StoredLayout) -> frozenset[str]:
+    rename, found = renaming(layout), set[str]()
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for stored in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                module = rename(stored).removesuffix(".weight")
+                if not stored.endswith(".weight"):
+                    continue
+                weight = tensors.get_slice(stored)
+                if weight.get_dtype() in _DENSE_TYPES and len(weight.get_shape()) == 2:
+                    found.add(module)
+    return frozenset(found)
 
 
 def load_weights(

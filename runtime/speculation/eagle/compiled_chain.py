@@ -28,12 +28,15 @@ class CompiledHead:
 
     @classmethod
     def of(cls, head: EagleHead, memory: DraftMemory) -> CompiledHead | None:
-        """Return None if the head is on another device, of another dtype, or too large to gain by it."""
+        """Return None if the head is on another device, of another dtype, too large to gain by it, or has a residual
+        stream that the loop does not compute."""
         own, lm_head = head.parameters, head.lm_head
         products = packed_matrices([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
         if head.serving_ops.name != "cpu" or products is None or head.embedding.dtype != torch.float32:
             return None
-        if any(matrix.outputs * matrix.inputs > _MAX_WEIGHTS for matrix in products):
+        if head.config.norm_before_residual or any(
+            matrix.outputs * matrix.inputs > _MAX_WEIGHTS for matrix in products
+        ):
             return None
         fc, qkv, o, gate_up, down, logits = (matrix.descriptor for matrix in products)
 

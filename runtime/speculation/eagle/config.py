@@ -36,6 +36,7 @@ class HeadConfig:
     vocab_size: int  # the target's
     draft_vocab_size: int  # of the head's logits; may be restricted to the likeliest tokens
     captures: tuple[int, ...]  # target layers whose input is read; num_layers: the final norm's output
+    norm_before_residual: bool = False  # the residual stream begins with the feature after its norm
     target_probe: tuple[float, ...] = ()  # a few of the target's weights, see `target_probe`; (): unknown
 
     @property
@@ -57,10 +58,30 @@ def read_head_config(path: Path, kind: HeadKind, target: ModelConfig) -> HeadCon
     target.
     """
     file = path / "config.json"
-    raw = read_json_object(file)
+    raw = _as_published(read_json_object(file), file)
     config = parse_head_config(raw, file, kind, target)
     _check_fit(config, target, ConfigFields(raw, file))
     return config
+
+
+def _as_published(raw: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return the config with the fields of the library `speculators`, which nests the layer's, as other heads have
+    them. Raises CheckpointError for what is not computed here."""
+    if raw.get("transformer_layer_config") is None:
+        return raw
+    fields = ConfigFields(raw, file)
+    fields.one_of("speculators_model_type", ("eagle3",), default="eagle3")
+    fields.nested("transformer_layer_config").one_of("model_type", ("llama",), default="llama")
+    for name in ("norm_before_fc", "fc_norm", "norm_output"):
+        if fields.boolean(name, default=False):
+            raise fields.unsupported(name, "it is")
+    # Its layers are those whose input is read; others are named by their output.
+    ids = raw.get("eagle_aux_hidden_state_layer_ids")
+    if isinstance(ids, list) and all(type(i) is int for i in ids):
+        ids = [i - 1 for i in ids]
+    own = ("draft_vocab_size", "norm_before_residual", "target_hidden_size")
+    nested = {**raw["transformer_layer_config"], **{name: raw[name] for name in own if raw.get(name) is not None}}
+    return {**nested, "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}
 
 
 def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: ModelConfig) -> HeadConfig:
@@ -93,6 +114,7 @@ def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: M
         vocab_size=vocab_size,
         draft_vocab_size=fields.count("draft_vocab_size", default=vocab_size),
         captures=_captures(fields, kind, target),
+        norm_before_residual=fields.boolean("norm_before_residual", default=False),
         target_probe=_probe(fields),
     )
 

@@ -114,14 +114,9 @@ class EagleHead:
             residual = own.fc(torch.cat((embedded_NE, before_NE), dim=-1))
             x = residual
         else:
-            residual = before_NE
-            x = torch.cat(
-                (
-                    ops.rms_norm(embedded_NE, own.input_norm_E, config.norm_eps),
-                    ops.rms_norm(before_NE, own.hidden_norm_E, config.norm_eps),
-                ),
-                dim=-1,
-            )
+            normed_NE = ops.rms_norm(before_NE, own.hidden_norm_E, config.norm_eps)
+            residual = normed_NE if config.norm_before_residual else before_NE
+            x = torch.cat((ops.rms_norm(embedded_NE, own.input_norm_E, config.norm_eps), normed_NE), dim=-1)
         return own.qkv(x).view(len(ids_N), config.num_heads + 2 * config.num_kv_heads, config.head_dim), residual
 
     def logits(self, read_NE: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,9 @@ from .parameters import allocate_head, checkpoint_layout
 from .target_probe import check_probe
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
-_DERIVED_TENSOR = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^t2d$|^hidden_state_norm\.weight$")
+_DERIVED_TENSOR = re.compile(
+    r"(^|\.)rotary_emb\.inv_freq$|^t2d$|^hidden_state_norm\.weight$|^verifier_(norm|lm_head)\.weight$"
+)
 _LAYER_PREFIX = re.compile(r"^(layers\.0|midlayer)\.")
 
 
