@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as it is published, in Q4_1: the minute of trained models that CI has."""
+"""SmolLM2-135M-Instruct as it is published, in Q4_1: without its perplexities the minute that CI has."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_warm_prompts_have_the_bits_of_cold_ones(http: httpx.Client) -> None:
 
 def test_perplexities_of_kv_formats(http: httpx.Client, file: Path) -> None:
     """Bounds: formats are being improved."""
-    ids = checks.ids_of(http, checks.PROSE.read_text())[:500]
+    ids = checks.ids_of(http, checks.PROSE.read_text())[:300]
     found = checks.perplexities(file, ids, [("kv_dtype", "int8"), ("kv_dtype", "fp8"), ("kv_dtype", "int4")])
     assert found["int8"] < 1.02 * found[""]
     assert found["fp8"] < 1.04 * found[""]
