@@ -223,4 +223,6 @@ class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
     seconds: float = 0.0  # of the forward; for the scheduler, from the previous step's end to this one's
+    drafting: float = 0.0  # of these, in which the draft source made drafts
+    catching_up: float = 0.0  # and in which it computed what it lacked of prompts, or of steps without it
     num_decodes: int = 1  # decode steps of the plan that were computed
