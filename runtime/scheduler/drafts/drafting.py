@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Sequence
 
 from ...protocol.config import SOURCES_ON_DEVICE, CoreConfig
@@ -26,6 +27,7 @@ DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
 FEATURE_WINDOW = 16  # steps followed without a gap after which a head drafts as well as after all
 MIN_DRAFT_TEMPERATURE = 0.3  # heads are calibrated for 1: ranked much colder, second choices are noise
 MAX_LOOKUP_INTERVAL = 8  # output tokens; lookups that are of no use are made ever more rarely
+LOOKUP_SHARE = 0.01  # of a plain step, that lookups may take before they are made more rarely
 logger = logging.getLogger("ramiform.core")
 
 UNFOLLOWED_INTERVAL = 8  # one in this many steps of plain decoding is timed: timing all would slow a small model
@@ -56,6 +58,8 @@ class Drafting:
         self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
         self._verified_drafts: dict[str, DraftTree] = {}
         self._depths: dict[str, int] = {}  # rid -> depth of the next draft
+        self._lookup_seconds = 0.0  # of one lookup in texts, lately
+        self._most_lookup_interval = MAX_LOOKUP_INTERVAL
         self._new_depth = 0  # for requests whose prompts are computed in this step
         self._plain_step_due = False  # this step is to be a plain one, to time it
         self._held_back = False  # the step could have been planned ahead without speculation
@@ -121,6 +125,9 @@ class Drafting:
             return 0
         # Forced text leaves more than one token to compute; a draft may follow them too.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
+        step = self._policy.plain_seconds(num_rows, self._kind)
+        share = num_rows * self._lookup_seconds / (LOOKUP_SHARE * step) if step else MAX_LOOKUP_INTERVAL
+        self._most_lookup_interval = max(1, math.ceil(share))
         self._awaits_features = bool(decoding) and not any(map(self._is_worth_following, decoding))
         if self._awaits_features:
             return 0
@@ -223,8 +230,15 @@ class Drafting:
         if self._adaptive:
             if request.num_output < request.next_lookup:
                 return None
-            request.next_lookup = request.num_output + request.lookup_interval
-            request.lookup_interval = min(MAX_LOOKUP_INTERVAL, 2 * request.lookup_interval)
+            interval = min(request.lookup_interval, self._most_lookup_interval)
+            request.next_lookup = request.num_output + interval
+            request.lookup_interval = min(MAX_LOOKUP_INTERVAL, 2 * interval)
+        began = time.perf_counter()
+        tree = self._look_up(request)
+        self._lookup_seconds += (time.perf_counter() - began - self._lookup_seconds) / 16
+        return tree
+
+    def _look_up(self, request: Request) -> DraftTree | None:
         bounds = {"steps": self._steps, "top_k": self._top_k, "num_tokens": self._max_draft_tokens}
         if self._suffixes is not None:
             message = request.message

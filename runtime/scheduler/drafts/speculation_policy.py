@@ -240,6 +240,10 @@ class SpeculationPolicy:
         """Return True if the time of a plain step is known."""
         return self._size(max(1, num_rows), kind).measured
 
+    def plain_seconds(self, num_rows: int, kind: Kind = "free") -> float:
+        """Return the mean time of a plain step; 0 before one was timed."""
+        return self._size(num_rows, kind).plain.mean
+
     @property
     def states(self) -> list[Change]:
         """The state of every kind and batch size that was seen."""
