@@ -130,7 +130,7 @@ def test_guesses_that_gain_nothing_stop_within_some_steps_and_are_retried_rarely
     policy = SpeculationPolicy()
     guessed = play(policy, 20000, lambda guesses: (seconds if guesses else 1.0) * draw.uniform(0.9, 1.1), gained=0)
     lost = sum(guessed) * (seconds - 1.0)
-    assert sum(guessed[:200]) <= 1 + max(MIN_HEARD, TRIAL_BALANCE / (min(seconds, 4.0) - 1.0) + 1)
+    assert sum(guessed[:120]) <= 1 + max(MIN_HEARD, TRIAL_BALANCE / (min(seconds, 4.0) - 1.0) + 1)
     assert lost < 0.005 * 20000
     assert any(guessed[1000:]), "never tried again"
 

@@ -21,9 +21,9 @@ from .acceptance import MAX_PROBABILITY, Acceptance, AcceptanceRecords
 
 MIN_SPEEDUP = 1.1  # over plain decoding; smaller gains are within the measurement error
 TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
-FIRST_PAUSE, MAX_PAUSE = 256, 2048  # plain steps until the next trial
+FIRST_PAUSE, MAX_PAUSE = 128, 2048  # plain steps until the next trial
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
-MIN_HEARD, MIN_HEARD_AGAIN = 4, 2  # verifications before speculation may be closed: at first, and in later trials
+MIN_HEARD, MIN_HEARD_AGAIN = 6, 1  # verifications before speculation may be closed: at first, and in later trials
 CATCH_UP_SHARE = 0.125  # of what catching up took, that a verification pays for
 MAX_DRAFTING = 16.0  # plain steps that a draft may be said to take: more was another process
 MIN_PLAIN_STEPS = 3  # needed before speculation can be judged
