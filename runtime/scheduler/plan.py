@@ -70,12 +70,14 @@ class DraftNode(msgspec.Struct, frozen=True, kw_only=True):
 
 class DraftSpec(msgspec.Struct, frozen=True):
     """Bounds of the tree to draft for a request's next step: at most `num_tokens` nodes, `steps` deep, with at most
-    `top_k` children each, ranked by the draft's probabilities at `temperature`."""
+    `top_k` children each, ranked by the draft's probabilities at `temperature`. A path whose score is lower than
+    `least_score` need not go on."""
 
     steps: int
     top_k: int
     num_tokens: int
     temperature: float
+    least_score: float = -1e9
 
 
 class RowState(msgspec.Struct, frozen=True):

@@ -56,8 +56,9 @@ class GrowingTree:
 
     @property
     def is_complete(self) -> bool:
-        """True if the tree is deep enough, or full of nodes that are likelier than any that could follow."""
-        if self.depth >= self.want.steps:
+        """True if the tree is deep enough, its path too unlikely, or if it is full of nodes that are likelier than any
+        that could follow."""
+        if self.depth >= self.want.steps or self.scores[self.last_node] < self.want.least_score:
             return True
         better = sum(score > self.scores[self.last_node] for score in self.scores)
         return better >= self.want.num_tokens

@@ -5,6 +5,7 @@ Judges: simulated seconds of plain decoding and of the best fixed depth on the s
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -12,8 +13,12 @@ import pytest
 
 from ramiform.runtime.scheduler.drafts.acceptance import Acceptance, AcceptanceRecords
 from ramiform.runtime.scheduler.drafts.speculation_policy import (
+    BAR_STEP,
+    MAX_BAR,
     MIN_HEARD,
     MIN_PLAIN_STEPS,
+    MIN_SCORE,
+    MIN_SPEEDUP,
     PLAIN_INTERVAL,
     TRIAL_BALANCE,
     DecayingLine,
@@ -105,12 +110,17 @@ def test_speculation_costs_less_than_three_percent_on_any_machine(
         assert adaptive < 1.15 * best
 
 
-def step(num_rows: int, num_guesses: int, num_gained: int, *, prompt: int = 0) -> StepWork:
-    return StepWork(num_rows, prompt, num_guesses, num_gained, 50.0, num_guesses > 0)
+def step(num_rows: int, num_guesses: int, num_gained: int, *, prompt: int = 0, drafting: float = 0.0) -> StepWork:
+    return StepWork(num_rows, prompt, num_guesses, num_gained, 50.0, num_guesses > 0, "free", drafting)
 
 
 def play(
-    policy: SpeculationPolicy, num_steps: int, seconds: Callable[[int], float], gained: int, num_rows: int = 1
+    policy: SpeculationPolicy,
+    num_steps: int,
+    seconds: Callable[[int], float],
+    gained: int,
+    num_rows: int = 1,
+    drafting: float = 0.0,
 ) -> list[bool]:
     """Steps of given seconds by their number of guesses, each of which gains `gained` tokens a row, as often as the
     policy guesses; returns when it did."""
@@ -119,7 +129,8 @@ def play(
         guesses = 0
         if policy.may_guess(num_rows):
             guesses = sum(policy.num_to_verify(num_rows, [[0.9, 0.8, 0.7, 0.6]] * num_rows, 999))
-        policy.observe_step(step(num_rows, guesses, num_rows * gained * (guesses > 0)), seconds(guesses))
+        work = step(num_rows, guesses, num_rows * gained * (guesses > 0), drafting=drafting * (guesses > 0))
+        policy.observe_step(work, seconds(guesses))
         guessed.append(guesses > 0)
     return guessed
 
@@ -130,7 +141,8 @@ def test_guesses_that_gain_nothing_stop_within_some_steps_and_are_retried_rarely
     policy = SpeculationPolicy()
     guessed = play(policy, 20000, lambda guesses: (seconds if guesses else 1.0) * draw.uniform(0.9, 1.1), gained=0)
     lost = sum(guessed) * (seconds - 1.0)
-    assert sum(guessed[:120]) <= 1 + max(MIN_HEARD, TRIAL_BALANCE / (min(seconds, 4.0) - 1.0) + 1)
+    rounds = 1 + round(math.log(MAX_BAR / MIN_SPEEDUP, BAR_STEP))  # bars, which these guesses promise to pass
+    assert sum(guessed[:120]) <= 1 + rounds * max(MIN_HEARD, TRIAL_BALANCE / (min(seconds, 4.0) - 1.0) + 1)
     assert lost < 0.005 * 20000
     assert any(guessed[1000:]), "never tried again"
 
@@ -145,7 +157,7 @@ def test_one_batch_size_does_not_close_another_that_is_smaller() -> None:
     policy = SpeculationPolicy()
     for _ in range(40):
         play(policy, 10, lambda guesses: 1.5 if guesses else 1.0, gained=2, num_rows=2)
-        play(policy, 10, lambda guesses: 9.0 if guesses else 1.0, gained=0, num_rows=16)
+        play(policy, 10, lambda guesses: 9.0 if guesses else 1.0, gained=0, num_rows=16, drafting=0.1)
     assert policy.is_open(2)
     assert not policy.is_open(16)
     assert not policy.is_open(32), "a larger one is not expected to gain more"
@@ -187,6 +199,19 @@ def test_drafts_of_requests_that_accept_more_are_deeper() -> None:
     depths = [policy.depths(1, [rate], 7)[0] for rate in rates]
     assert depths[0] > depths[1] > depths[2]
     assert depths[2] <= 1
+
+
+def test_a_path_is_drafted_as_long_as_it_is_likelier_right_than_a_guess_costs() -> None:
+    """A guess costs 0.3 of a plain step: a path of half that probability is not followed by one whose guesses hold."""
+    policy = SpeculationPolicy()
+    for index in range(60):
+        guesses = 0 if index <= MIN_PLAIN_STEPS else 1 + index % 7
+        policy.observe_step(step(1, guesses, guesses), 1.0 + 0.3 * guesses)
+    holds = Acceptance(None, 0.9, 100.0, 0.0, 100.0)
+    assert policy.least_score(1, holds, 7) == pytest.approx(math.log(0.3), abs=0.15)
+    fails = Acceptance(None, 0.9, 20.0, 80.0, 100.0)
+    assert policy.least_score(1, fails, 7) > policy.least_score(1, holds, 7)
+    assert SpeculationPolicy().least_score(1, holds, 7) == MIN_SCORE, "nothing is known yet"
 
 
 def test_a_record_of_long_ago_counts_less() -> None:
@@ -285,8 +310,25 @@ def test_a_draft_model_that_does_not_pay_is_closed_with_a_reason() -> None:
 
 def test_what_does_not_pay_for_free_texts_may_pay_for_constrained_ones() -> None:
     policy = SpeculationPolicy()
-    play(policy, 100, lambda guesses: 3.0 if guesses else 1.0, gained=0)
+    play(policy, 100, lambda guesses: 3.0 if guesses else 1.0, gained=0, drafting=0.1)
     assert not policy.is_open(1, "free")
     assert policy.is_open(1, "constrained")
     assert policy.may_guess(1, "constrained"), "plain steps are about the same"
     assert policy.is_open(1, "mixed")
+
+
+def test_guesses_from_texts_that_were_wrong_at_first_are_not_closed_for_those_that_promise_more() -> None:
+    """Short matches are wrong, long ones right: the former are left out, the latter verified."""
+    policy, own, gained, num_steps = SpeculationPolicy(), AcceptanceRecords().begin(None, constrained=True), 0, 400
+    for index in range(num_steps):
+        is_long = index % 4 == 0
+        chain = [-0.02 * level if is_long else -0.6 * level for level in range(1, 8)]
+        count = 0
+        if policy.may_guess(1):
+            [count] = policy.num_to_verify(1, [[policy.probability(own, score) for score in chain]], 99)
+        right = count if is_long else 0
+        if count:
+            policy.observe_accepted(own, sum(math.exp(score) for score in chain[:count]), count, right)
+        policy.observe_step(step(1, count, right), 1.0 + 0.23 * count)
+        gained += right
+    assert gained > 0.8 * 7 * num_steps / 4

@@ -50,6 +50,7 @@ class Drafting:
         self._budget = StateBudget() if at_once else None
         self._policy = SpeculationPolicy()
         self._kind: Kind = "free"  # of the texts of the batch that `propose` was called for
+        self._num_rows = 1  # of that batch
         self._suffixes = None
         if self.source == "suffix":
             from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
@@ -113,6 +114,7 @@ class Drafting:
             return 0
         self._num_steps += 1
         num_rows, self._kind = max(1, len(batch)), _kind_of_texts(batch)
+        self._num_rows = num_rows
         if self._adaptive:
             pending = self._drafted_last_step and any(request.draft is not None for request in batch)
             self.closed = not pending and not self._policy.is_open(num_rows, self._kind)
@@ -157,7 +159,10 @@ class Drafting:
         fits_chain = self._adaptive and request.message.sampling.greedy and self._max_draft_tokens <= self._steps
         top_k = 1 if fits_chain else self._top_k
         num_tokens = min(self._max_draft_tokens, depth) if top_k == 1 else self._max_draft_tokens
-        return DraftSpec(depth, top_k, num_tokens, temperature)
+        if not self._adaptive:
+            return DraftSpec(depth, top_k, num_tokens, temperature)
+        least = self._policy.least_score(self._num_rows, request.acceptance, depth, self._kind)
+        return DraftSpec(depth, top_k, num_tokens, temperature, least)
 
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
         """Record what was accepted of a row's draft, and keep the next draft."""

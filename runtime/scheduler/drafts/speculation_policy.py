@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from .acceptance import MAX_PROBABILITY, Acceptance, AcceptanceRecords
 
 MIN_SPEEDUP = 1.1  # over plain decoding; smaller gains are within the measurement error
+MAX_BAR, BAR_STEP = 2.0, 1.35  # the speedup that guesses from texts have to promise rises so before the end
 TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
 FIRST_PAUSE, MAX_PAUSE = 128, 2048  # plain steps until the next trial
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
@@ -33,6 +34,7 @@ OUTLIER_RATIO = 4.0  # slower steps are clipped: other processes cause them
 DECAY = 15 / 16  # weight of older steps, from step to step
 MIN_TRIAL_PROBABILITY = 0.2  # of guesses that are verified while their cost is not known
 NUM_TRIAL_GUESSES = 4  # if none is as likely: without evidence the estimate would stay
+MIN_SCORE = math.log(0.02)  # of a path that is followed while the cost is not known
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
 DEEPEN_STEPS = 512  # speculative steps after which the next depth is tried
 
@@ -126,6 +128,8 @@ class _BatchSize:
     closings: int = 0
     owed: float = 0.0  # seconds of drafts that are still to be verified
     debt: float = 0.0  # seconds of catching up that are still to be paid for
+    drafts: bool = False  # making guesses took time
+    bar: float = MIN_SPEEDUP  # that guesses from texts have to promise
     why: str = "not tried yet"
 
     @property
@@ -150,7 +154,7 @@ class _BatchSize:
         if self.checking and self.measured:
             self.checking = False
             if not self.gains:
-                self.close("its steps cost more than they gained")
+                self.give_up()
             else:
                 self.balance = TRIAL_BALANCE  # everything got slower
         elif not self.open and self.waited >= self.pause:
@@ -161,6 +165,7 @@ class _BatchSize:
         """Record a step that would have taken `plain` seconds without speculation, and took `seconds` without making
         drafts. It pays for the drafts of the steps before, verified or lost."""
         step = self.plain.at(work.context)
+        self.drafts = self.drafts or self.owed > 0
         verifying = min(seconds, OUTLIER_RATIO * max(plain, step))
         seconds, self.owed = verifying + min(self.owed, MAX_DRAFTING * step), 0.0
         tokens = 1 + work.num_gained / work.num_rows
@@ -183,7 +188,7 @@ class _BatchSize:
             seconds += catching_up
         self.balance += (plain + (tokens - 1) * step) / MIN_SPEEDUP / step - seconds / step
         if self.balance >= MAX_BALANCE:
-            self.balance, self.pause = MAX_BALANCE, FIRST_PAUSE
+            self.balance, self.pause, self.bar = MAX_BALANCE, FIRST_PAUSE, MIN_SPEEDUP
         elif self.balance < 0 and not self.checking and self.is_heard:
             self.checking = True
             self.plain.forget()
@@ -198,6 +203,14 @@ class _BatchSize:
         """True if enough was verified to judge by, or steps without a verification used up twice what is allowed."""
         enough = MIN_HEARD_AGAIN if self.closings else MIN_HEARD
         return self.heard >= enough or self.balance < -2 * TRIAL_BALANCE
+
+    def give_up(self) -> None:
+        """Close speculation; but as long as making guesses cost nothing, first verify only what promises more."""
+        if self.drafts or self.bar >= MAX_BAR:
+            self.close("its steps cost more than they gained")
+        else:
+            self.bar, self.balance, self.heard = self.bar * BAR_STEP, TRIAL_BALANCE, 0
+            self.seconds, self.tokens = 0.0, 0.0
 
     def close(self, why: str) -> None:
         """Close speculation for a pause; the next one is twice as long."""
@@ -322,7 +335,7 @@ class SpeculationPolicy:
             least = 0.5 * num_rows * (costs[0] - costs[1])
             num_best = sum(p >= least for p, _ in ranked)
         else:
-            num_best, best, tokens = 0, MIN_SPEEDUP, 1.0
+            num_best, best, tokens = 0, size.bar, 1.0
             for num, (probability, _) in enumerate(ranked, 1):
                 tokens += probability / num_rows
                 if (speed := tokens / _relative_cost(size, size.verifying, num)) > best:
@@ -354,6 +367,14 @@ class SpeculationPolicy:
             size.close(f"a level is right with probability {max(chances):.2f}, and costs {least:.2f} of a token")
             return [0] * len(requests)
         return depths if pays else [max(1, depth) for depth in depths]
+
+    def least_score(self, num_rows: int, own: Acceptance, steps: int, kind: Kind = "free") -> float:
+        """Return the score of a path below which what follows costs more than it is likely to give, in a draft of up to
+        `steps` levels."""
+        size = self._size(num_rows, kind)
+        if size.trials or not size.extra.count:
+            return MIN_SCORE
+        return math.log(self._least(size, num_rows, steps) / own.ratio(self.now))
 
     def _is_hopeless(self, size: _BatchSize, num_rows: int) -> bool:
         """Return True if guesses that are nearly always right would not pay: arithmetic bounds the step."""
