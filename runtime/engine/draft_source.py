@@ -82,6 +82,10 @@ class DraftSource(Protocol):
         is the output of the final norm.
         """
 
+    caught_up: float
+    """Seconds of the last `follow` in which the source computed what it lacked of sequences, if that takes long. The
+    drafts of that step are not charged with them."""
+
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         """Record the step. Returns a tree per row, in order; None where none is wanted or there is no draft.
 

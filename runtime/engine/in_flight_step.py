@@ -53,6 +53,7 @@ class InFlightStep:
 
     def __init__(self, runner: ModelRunner, plan: ForwardPlan) -> None:
         self._began = time.perf_counter()
+        self._drafting = self._catching_up = 0.0  # seconds of the draft source
         self._runner = runner
         self._earlier: list[list[int]] = []  # tokens of the decode steps before the last one
         self._plan = plan
@@ -91,6 +92,8 @@ class InFlightStep:
             step=self._plan.step,
             rows=results,
             seconds=time.perf_counter() - self._began,
+            drafting=self._drafting,
+            catching_up=self._catching_up,
             num_decodes=1 + len(self._earlier),
         )
 
@@ -136,7 +139,11 @@ class InFlightStep:
             source.skip(rows)
             runner.last_results = results
             return results
+        began = time.perf_counter()
         drafts = source.follow(_draft_step(rows, results, self._forward.features_TE))
+        if source.caught_up or any(row.draft is not None for row in rows):
+            self._catching_up = source.caught_up
+            self._drafting = time.perf_counter() - began - source.caught_up
         results = [
             result if draft is None else msgspec.structs.replace(result, draft=draft)
             for result, draft in zip(results, drafts, strict=True)

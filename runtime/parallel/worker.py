@@ -59,6 +59,7 @@ class CaptureOnlySource:
     """A draft source that never drafts: this rank computes the captures of rank 0's draft source."""
 
     captures: tuple[int, ...]
+    caught_up: float = 0.0
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         return [None] * len(step.rows)

@@ -70,12 +70,14 @@ class DraftNode(msgspec.Struct, frozen=True, kw_only=True):
 
 class DraftSpec(msgspec.Struct, frozen=True):
     """Bounds of the tree to draft for a request's next step: at most `num_tokens` nodes, `steps` deep, with at most
-    `top_k` children each, ranked by the draft's probabilities at `temperature`."""
+    `top_k` children each, ranked by the draft's probabilities at `temperature`. A path whose score is lower than
+    `least_score` need not go on."""
 
     steps: int
     top_k: int
     num_tokens: int
     temperature: float
+    least_score: float = -1e9
 
 
 class RowState(msgspec.Struct, frozen=True):
@@ -223,4 +225,6 @@ class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
     seconds: float = 0.0  # of the forward; for the scheduler, from the previous step's end to this one's
+    drafting: float = 0.0  # of these, in which the draft source made drafts
+    catching_up: float = 0.0  # and in which it computed what it lacked of prompts, or of steps without it
     num_decodes: int = 1  # decode steps of the plan that were computed

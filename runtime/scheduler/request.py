@@ -14,9 +14,9 @@ from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
+from .drafts.acceptance import Acceptance
 from .drafts.lookahead import Lookahead
 from .drafts.ngram import NgramIndex
-from .drafts.speculation_policy import Acceptance
 from .drafts.tree import DraftTree
 from .embedding_pooling import EmbeddingPooling
 from .interfaces import VocabularyInfo

@@ -263,7 +263,10 @@ class Scheduler:
         stats = self._counters.stats(
             self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=self._num_waiting
         )
-        return replace(stats, is_paused=self._hold != "nothing")
+        drafting = self._drafting
+        return replace(
+            stats, is_paused=self._hold != "nothing", draft_source=drafting.source, speculation=drafting.states
+        )
 
     @property
     def _num_waiting(self) -> int:

@@ -16,6 +16,8 @@ from ..engine.paths.step_graphs import CudaCapture, LargestStep, StepGraphs
 from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.errors import CheckpointError
+from ..models.gguf.file import gguf_stem, is_gguf
 from ..models.load import load_model
 from ..models.parallel.stage import with_layers
 from ..models.parameters import num_parameters
@@ -24,14 +26,18 @@ from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
-from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
+from .eagle import EagleSource, draft_memory, load_head, read_fitting_config, tensor_names
 from .medusa import MedusaSource, is_medusa, load_medusa, medusa_bytes
 from .mtp import MtpSource, load_mtp, mtp_bytes, read_mtp_layout
 
-HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
 _CHEAP_PARAMETERS = 50_000_000  # measured: docs/inside/log.md
 # Draft source of models without a head that pays: "off" or "suffix" (docs/inside/decisions/0016).
 DEFAULT_SOURCE: SpeculativeName = "off"
+
+
+def head_folder(path: Path) -> Path:
+    """Return the folder of a model's own head: `draft` in that of a checkpoint, `FILE-draft` beside `FILE.gguf`."""
+    return path / "draft" if path.is_dir() else path.with_name(f"{gguf_stem(path.name)}-draft")
 
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
@@ -51,10 +57,11 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
         raise RequestError(
             f"--speculative early-exit drafts on one rank, and the model is on {config.num_ranks}", param="speculative"
         )
-    has_head = (path / HEAD_FOLDER / "config.json").is_file()
+    own_head = head_folder(path)
+    has_head = (own_head / "config.json").is_file()
     if requested is None and draft_model is None:
         if has_head and not _is_cheap(config, path):
-            return "medusa" if is_medusa(path / HEAD_FOLDER) else "eagle"
+            return "medusa" if is_medusa(own_head) else "eagle"
         return DEFAULT_SOURCE
     if requested is None or (draft_model is not None and requested not in ("eagle", "medusa", "draft")):
         raise RequestError(
@@ -65,10 +72,40 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
         raise RequestError("--speculative draft needs --speculative-draft-model", param="speculative_draft_model")
     if requested in ("eagle", "medusa") and draft_model is None and not has_head:
         raise RequestError(
-            f"no draft head in {path / HEAD_FOLDER}: give its folder with --speculative-draft-model",
+            f"no draft head in {own_head}: give its folder with --speculative-draft-model",
             param="speculative_draft_model",
         )
+    if draft_model is not None:
+        _check_kind(requested, Path(draft_model).expanduser())
     return requested
+
+
+def _check_kind(requested: SpeculativeName, path: Path) -> None:
+    """Raise RequestError if a head is given as a model, a model as a head, or a head as one of the other kind."""
+    found = _kind_of(path)
+    if found is None or found == requested:
+        return
+    what = {"eagle": "an EAGLE head", "medusa": "a folder of Medusa heads", "draft": "a whole model"}[found]
+    raise RequestError(
+        f"{path} is {what}, which --speculative {found} drafts with, not --speculative {requested}",
+        param="speculative_draft_model",
+    )
+
+
+def _kind_of(path: Path) -> SpeculativeName | None:
+    """Return the source that drafts with what is at `path`; None if that cannot be told."""
+    if is_gguf(path):
+        return "draft"
+    if not (path / "config.json").is_file():
+        return None
+    if is_medusa(path):
+        return "medusa"
+    try:
+        names = tensor_names(path)
+    except CheckpointError:
+        return None  # in several files, or damaged: what loads it says so
+    # An EAGLE head joins a feature and an embedding in `fc`; a model never does.
+    return "eagle" if any(name.removeprefix("model.") == "fc.weight" for name in names) else "draft"
 
 
 def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
@@ -229,7 +266,7 @@ def _scratch_pages(config: CoreConfig) -> int:
 
 def _head_folder(config: CoreConfig, path: Path) -> Path:
     draft_model = config.speculative_draft_model
-    return path / HEAD_FOLDER if draft_model is None else Path(draft_model).expanduser()
+    return head_folder(path) if draft_model is None else Path(draft_model).expanduser()
 
 
 def _check_same_vocabulary(path: Path, target: ModelConfig, folder: Path, draft: ModelConfig) -> None:

@@ -1,15 +1,17 @@
 """A smaller model of the same vocabulary as draft source (Leviathan et al. 2023). It decodes greedily; the likeliest
 alternatives along the path are leaves of the tree.
 
-Its KV cache has the target's page ids. KV of draft tokens goes to scratch pages beyond those. It computes what a
-sequence lacks only when a tree is requested.
+Its KV cache has the target's page ids, so what a prefix or a fork shares is computed once. KV of draft tokens goes to
+scratch pages beyond those. It reads prompts in chunks beside the target, and whatever else a sequence lacks when a tree
+is requested.
 
 Legend: B rows that want a tree, V vocabulary, K children of a node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +29,7 @@ from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .slot_ledger import SkippedRows, SlotLedger
 
 CATCH_UP_TOKENS = 1024  # tokens computed at once while catching up
+MIN_CATCH_UP = 16  # tokens; fewer are those of the last steps, which each draft begins with
 
 
 @dataclass
@@ -53,8 +56,9 @@ class GrowingTree:
 
     @property
     def is_complete(self) -> bool:
-        """True if the tree is deep enough, or full of nodes that are likelier than any that could follow."""
-        if self.depth >= self.want.steps:
+        """True if the tree is deep enough, its path too unlikely, or if it is full of nodes that are likelier than any
+        that could follow."""
+        if self.depth >= self.want.steps or self.scores[self.last_node] < self.want.least_score:
             return True
         better = sum(score > self.scores[self.last_node] for score in self.scores)
         return better >= self.want.num_tokens
@@ -76,6 +80,21 @@ def add_children(growing: Sequence[GrowingTree], logits_BV: torch.Tensor) -> Non
         tree.row = msgspec.structs.replace(
             tree.row, tokens=[tree.tokens[tree.last_node]], first_position=tree.row.first_position + 1
         )
+
+
+def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield rows that may be computed together, in order: of so many tokens, and none that reads pages of another."""
+    batch: list[Row] = []
+    pages: set[int] = set()
+    for row in rows:
+        too_many = sum(len(each.tokens) for each in batch) + len(row.tokens) > CATCH_UP_TOKENS
+        if batch and (too_many or not pages.isdisjoint(row.pages)):
+            yield batch
+            batch, pages = [], set()
+        batch.append(row)
+        pages.update(row.pages)
+    if batch:
+        yield batch
 
 
 class DraftModelSource:
@@ -108,6 +127,7 @@ class DraftModelSource:
             self._graphs.capture_all()
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
         self._skipped = SkippedRows(PAGE_SIZE)
+        self.caught_up = 0.0
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         self._record_skipped()
@@ -130,7 +150,7 @@ class DraftModelSource:
         for row in step.rows:
             self._ledger.write(self._ledger.slots(row.pages, row.first_position, row.end), row.kept)
         growing: dict[int, GrowingTree] = {}
-        num_scratch = 0
+        num_scratch, self.caught_up = 0, 0.0
         for index, row in enumerate(step.rows):
             if row.want is None or row.next_token is None:
                 continue
@@ -139,9 +159,12 @@ class DraftModelSource:
             needed = -(-(row.end % PAGE_SIZE + 1 + row.want.steps) // PAGE_SIZE)
             growing[index] = self._begin(row, row.want, row.next_token, range(num_scratch, num_scratch + needed))
             num_scratch += needed
+        # Chunks of prompts: their requests want trees when they are computed.
+        chunks = [row for row in step.rows if row.next_token is None and row.end <= self._model.config.context_length]
+        self._catch_up([*chunks, *(step.rows[index] for index in growing)])
         if growing:
             self._make_scratch(num_scratch)
-            self._catch_up([step.rows[index] for index in growing], list(growing.values()))
+            self._copy_unfinished([step.rows[index] for index in growing], list(growing.values()))
             self._grow(list(growing.values()))
         trees = [growing.get(index) for index in range(len(step.rows))]
         return [None if tree is None else tree.finished for tree in trees]
@@ -151,8 +174,8 @@ class DraftModelSource:
         pages = row.pages[: row.end // PAGE_SIZE] + [self._num_pages + page for page in scratch]
         return GrowingTree(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
 
-    def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[GrowingTree]) -> None:
-        """Compute the tokens that the target has and this model lacks, then copy the unfinished pages."""
+    def _catch_up(self, rows: Sequence[DraftRow]) -> None:
+        """Compute the tokens that the target has and this model lacks, those of several sequences together."""
         missing = []
         for row in rows:
             slots = self._ledger.slots(row.pages, 0, row.end)
@@ -161,9 +184,17 @@ class DraftModelSource:
             for start in range(first, row.end, CATCH_UP_TOKENS):
                 end = min(row.end, start + CATCH_UP_TOKENS)
                 missing.append(Row(rid="", tokens=tokens[start:end], first_position=start, pages=row.pages))
-            self._ledger.note_computed(slots)
-        for row in missing:
-            self._run([row])
+            self._ledger.note_computed(slots)  # so that a later row does not compute what it shares with this one
+        began = time.perf_counter()
+        for batch in _batches(missing):
+            self._run(batch)
+        if max((len(row.tokens) for row in missing), default=0) >= MIN_CATCH_UP:
+            if self._model.device.type == "cuda":
+                torch.cuda.synchronize(self._model.device)
+            self.caught_up = time.perf_counter() - began
+
+    def _copy_unfinished(self, rows: Sequence[DraftRow], growing: Sequence[GrowingTree]) -> None:
+        """Copy the last pages, which are not full, to where the drafts go on."""
         copies = [
             PageCopy(row.pages[row.end // PAGE_SIZE], tree.row.pages[row.end // PAGE_SIZE], row.end % PAGE_SIZE)
             for row, tree in zip(rows, growing, strict=True)

@@ -56,6 +56,8 @@ class MedusaHead:
 class MedusaSource:
     """Draft source of Medusa heads. See `DraftSource`."""
 
+    caught_up = 0.0  # nothing is lacked
+
     def __init__(self, heads: Sequence[MedusaHead], target: ModelConfig) -> None:
         self._heads = heads
         self.captures = (target.num_layers,)  # the final hidden state

@@ -44,6 +44,7 @@ class Got:
 class AnyTree:
     """Proposes any tree at all. It may peek at what is going to be said, and then grows some of it around that."""
 
+    caught_up = 0.0
     captures: tuple[int, ...] = ()
 
     def __init__(self, seed: int, outputs: Sequence[tuple[list[int], list[int]]] = ()) -> None:

@@ -35,6 +35,8 @@ CIRCUMSTANCES = frozenset(
         "spec_verify_ct",
         "spec_accept_length",
         "spec_accept_histogram",
+        "spec_draft_token_num",
+        "spec_accept_token_num",
     }
 )
 WORDS = "the capital of France is a river in spring and Ada lives near seven spiders under blue lamps".split()

@@ -110,10 +110,9 @@ def test_outputs_stay_the_same_while_speculation_closes_and_opens(
     seen: list[StepWork] = []
     monkeypatch.setattr(drafting, "UNFOLLOWED_INTERVAL", 1)
     monkeypatch.setattr(SpeculationPolicy, "observe_step", lambda self, work, seconds, count: seen.append(work))
-    monkeypatch.setattr(SpeculationPolicy, "is_open", lambda self, num_rows: len(seen) // 7 % 2 == 1)
-    monkeypatch.setattr(SpeculationPolicy, "may_guess", lambda self, num_rows: len(seen) // 7 % 2 == 1)
-    monkeypatch.setattr(SpeculationPolicy, "depths", lambda self, num_rows, requests, steps: [3] * len(requests))
-    monkeypatch.setattr(SpeculationPolicy, "may_draft_new", True)
+    monkeypatch.setattr(SpeculationPolicy, "is_open", lambda self, *_: len(seen) // 7 % 2 == 1)
+    monkeypatch.setattr(SpeculationPolicy, "may_guess", lambda self, *_: len(seen) // 7 % 2 == 1)
+    monkeypatch.setattr(SpeculationPolicy, "depths", lambda self, num_rows, requests, *_: [3] * len(requests))
     monkeypatch.setattr(drafting, "FEATURE_WINDOW", 4)
     target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     source = make_source("eagle", SHIPPED_MODEL, 64, 0) if kind == "eagle" else DraftModelSource(target, 64, 0)

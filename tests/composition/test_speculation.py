@@ -305,6 +305,8 @@ def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[st
 class FeatureRecorder:
     """Draft source that drafts nothing, and keeps the final hidden state of each position."""
 
+    caught_up = 0.0
+
     def __init__(self, num_layers: int) -> None:
         self.captures = (num_layers,)
         self.states: dict[int, torch.Tensor] = {}

@@ -135,6 +135,7 @@ def test_a_following_row_gets_the_sampled_token_at_any_index(engine: ForwardEngi
 class TokenRecorder:
     """A draft source that notes the tokens of each step's rows, and drafts nothing."""
 
+    caught_up = 0.0
     captures: tuple[int, ...] = ()
 
     def __init__(self) -> None:

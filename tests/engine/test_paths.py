@@ -61,6 +61,8 @@ CAPTURES = (0, 2)
 class FeatureRecorder:
     """A draft source that drafts nothing and keeps the tokens and features it gets."""
 
+    caught_up = 0.0
+
     def __init__(self, captures: tuple[int, ...]) -> None:
         self.captures = captures
         self.steps: list[tuple[list[list[int]], torch.Tensor | None]] = []

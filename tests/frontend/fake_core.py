@@ -152,7 +152,8 @@ class FakeCore:
             case Pause(call=call):
                 self.send(CoreReply(call))
             case GetStats(call=call):
-                values = dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": [], "is_paused": False}
+                values = dict.fromkeys(CoreStats.__struct_fields__, 0)
+                values |= {"accepted_lengths": [], "speculation": [], "draft_source": "off", "is_paused": False}
                 self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
 
     async def _load(self) -> None:

@@ -234,3 +234,38 @@ def test_guesses_are_counted_as_the_answers_say() -> None:
     assert asked("ramiform_accepted_guesses_count") <= sum(answer["spec_verify_ct"] for answer in answers)
     saved = sum(answer["completion_tokens"] - answer["spec_verify_ct"] for answer in answers)
     assert asked("ramiform_accepted_tokens_total") == saved
+
+
+def test_drafts_are_shown_alike_in_answers_in_the_server_s_figures_and_in_metrics() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40}
+    prompt = {"prompt": "One two three", "max_tokens": 40, "ignore_eos": True}
+    with (
+        ramiform.Runtime(port=0, speculative="suffix") as runtime,
+        httpx.Client(base_url=str(runtime.url), timeout=120) as client,
+    ):
+        name = client.get("/get_server_info").json()["name"]
+        answers = [
+            client.post(route, json={"model": name, "temperature": 0, **body}).json()
+            for route, body in [("/v1/completions", prompt), ("/v1/chat/completions", question)] * 3
+            + [("/v1/chat/completions", {**question, "response_format": form})]
+        ]
+        meta = generate(client, "One two three", max_new_tokens=40)
+        shown, metrics = client.get("/get_server_info").json(), scrape(client)
+    details = [answer["usage"]["completion_tokens_details"] for answer in answers]
+    accepted = [each["accepted_prediction_tokens"] for each in details] + [meta["spec_accept_token_num"]]
+    rejected = [each["rejected_prediction_tokens"] for each in details]
+    guessed = [sum(each) for each in zip(accepted, rejected, strict=False)] + [meta["spec_draft_token_num"]]
+    assert sum(guessed) == shown["num_guessed_tokens"] == metrics("ramiform_guessed_tokens_total") > 0
+    assert sum(accepted) == shown["num_accepted_tokens"] == metrics("ramiform_accepted_tokens_total")
+    for answer, num_guessed, num_accepted in zip(answers, guessed, accepted, strict=False):
+        timings = answer["timings"]
+        assert (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)) == (num_guessed, num_accepted)
+        assert (timings.get("accepted_length", 1) > 1) == (num_accepted > 0)
+    assert shown["draft_source"] == "suffix"
+    assert {state["text"] for state in shown["speculation"]} == {"free", "constrained"}
+    for state in shown["speculation"]:
+        assert state["why"]
+        labels = {"source": "suffix", "text": state["text"], "requests": str(state["num_rows"])}
+        assert metrics("ramiform_speculation_open", **labels) == state["is_open"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ramiform.runtime.scheduler.drafts.speculation_policy import Acceptance, SpeculationPolicy, StepWork
+from ramiform.runtime.scheduler.drafts.acceptance import Acceptance
+from ramiform.runtime.scheduler.drafts.speculation_policy import SpeculationPolicy, StepWork
 
 STEPS = 7
 
@@ -44,6 +45,7 @@ class Step:
 
 
 Seconds = Callable[[Step], float]
+Apart = Callable[[Step], tuple[float, float]]  # seconds of drafting and of catching up that the engine times
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Slot:
 
     prompt: int
     output: int
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: Acceptance
     num_done: int = 0
     followed: int = 0  # tokens that the source has seen
     draft: int = 0  # guesses waiting to be verified
@@ -77,6 +79,7 @@ class Decoding:
     num_tokens: int = 0
     num_guessing: int = 0  # steps
     num_steps: int = 0
+    apart: Apart = lambda step: (drafting_time(step.shape), 0.0)
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -89,7 +92,8 @@ class Decoding:
         return self
 
     def _slot(self) -> Slot:
-        return Slot(self.prompt, self.draw.randint(self.output // 2, 3 * self.output // 2))
+        record = self.policy.records.begin(None, constrained=False)
+        return Slot(self.prompt, self.draw.randint(self.output // 2, 3 * self.output // 2), record)
 
     def _step(self) -> None:
         decoding = [slot for slot in self.slots if slot.num_done]
@@ -126,13 +130,17 @@ class Decoding:
                 self.slots[index] = self._slot()
         rounds = deepest - 1 if num_drafts else 0
         shape = StepShape(self.batch + prompt + guesses, prompt + guesses > 0, num_drafts, rounds, num_nodes)
-        seconds = self.seconds(Step(shape, self.batch, context, prompt, caught_up, self.num_tokens / self.batch))
+        step = Step(shape, self.batch, context, prompt, caught_up, self.num_tokens / self.batch)
+        seconds = self.seconds(step)
         self.now += seconds
+        # Drafts are timed apart, as the engine does; what other steps pay for them is hidden.
+        apart = self.apart(step) if num_drafts else (0.0, 0.0)
         speculated = bool(guesses or num_drafts)
         self.num_guessing += speculated
         self.num_steps += 1
         if self.depth is None:
-            self.policy.observe_step(StepWork(self.batch, prompt, guesses, gained, context, speculated), seconds)
+            work = StepWork(self.batch, prompt, guesses, gained, context, speculated, "free", *apart)
+            self.policy.observe_step(work, seconds)
 
     def _counts(self, drafted: list[Slot]) -> dict[int, int]:
         if not drafted:
@@ -149,10 +157,9 @@ class Decoding:
         """Depth of the next draft by slot, and of new requests'."""
         if self.depth is not None:
             return {id(slot): self.depth for slot in decoding}, self.depth
-        rates = [slot.acceptance for slot in decoding] or [self.policy.overall]
+        rates = [slot.acceptance for slot in decoding] or [self.policy.records.begin(None, constrained=False)]
         depths = self.policy.depths(self.batch, rates, STEPS)
-        new_depth = max(depths) if self.policy.may_draft_new else 0
-        return {id(slot): depth for slot, depth in zip(decoding, depths, strict=False)}, new_depth
+        return {id(slot): depth for slot, depth in zip(decoding, depths, strict=False)}, max(depths)
 
 
 def linear(
@@ -164,7 +171,11 @@ def linear(
     def seconds(step: Step) -> float:
         shape = step.shape
         tokens = shape.num_tokens - 0.9 * step.num_prompt
-        dear = drafting + round_ * shape.num_rounds + draft * shape.num_drafts if shape.num_drafts else 0.0
-        return 1 + token * tokens + wide * shape.wide + dear
+        return 1 + token * tokens + wide * shape.wide + drafting_time(shape, drafting, round_, draft)
 
     return seconds
+
+
+def drafting_time(shape: StepShape, drafting: float = 0.2, round_: float = 0.05, draft: float = 0.02) -> float:
+    """Return the seconds in which the linear machine makes a step's drafts."""
+    return drafting + round_ * shape.num_rounds + draft * shape.num_drafts if shape.num_drafts else 0.0

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 import pytest
 
+from ramiform.runtime.scheduler.drafts.speculation_policy import Change, SpeculationPolicy
 from ramiform.runtime.scheduler.plan import ForwardPlan
 
 from .harness import Runtime, generate
@@ -108,3 +109,18 @@ def test_aborted_and_retracted_requests_leave_nothing_in_the_suffix_index() -> N
     assert suffixes is not None
     assert not suffixes._live
     assert len(suffixes._ended) <= 6
+
+
+def test_each_change_is_a_line_of_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    changes = [
+        [Change("free", 4, open=False, why="its steps cost more than they gained", gain=0.82)],
+        [Change("constrained", 1, open=True, why="it gains", gain=1.4)],
+    ]
+    monkeypatch.setattr(SpeculationPolicy, "changes", lambda self: changes.pop(0) if changes else [])
+    with caplog.at_level("INFO", "ramiform.core"):
+        play(speculative="suffix")
+    assert [record.getMessage() for record in caplog.records] == [
+        "speculation (suffix) closes for free texts, 4 at once: its steps cost more than they gained, "
+        "0.82 times plain decoding lately",
+        "speculation (suffix) opens for constrained texts, 1 at once: it gains, 1.40 times plain decoding lately",
+    ]

@@ -9,8 +9,9 @@ import pytest
 
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.speculation import build
-from ramiform.runtime.speculation.build import choose_source, resolve_speculation
+from ramiform.runtime.speculation.build import choose_source, head_folder, resolve_speculation
 
 
 def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_path: Path) -> None:
@@ -43,3 +44,36 @@ def test_heads_draft_chains_on_a_cpu_unless_told_otherwise() -> None:
     assert (
         resolve_speculation(CoreConfig(device="cpu", speculative="ngram"), SHIPPED_MODEL).speculative_eagle_topk is None
     )
+
+
+def test_the_head_of_a_file_lies_beside_it(tmp_path: Path) -> None:
+    assert head_folder(SHIPPED_MODEL) == SHIPPED_MODEL / "draft"
+    assert head_folder(tmp_path / "a.Q4_0.gguf") == tmp_path / "a.Q4_0-draft"
+    assert head_folder(tmp_path / "big-00001-of-00003.gguf") == tmp_path / "big-draft"
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "message"),
+    [
+        (SHIPPED_MODEL / "draft", "draft", "an EAGLE head, which --speculative eagle drafts with"),
+        (SHIPPED_MODEL / "draft", "medusa", "an EAGLE head, which --speculative eagle drafts with"),
+        (SHIPPED_MODEL, "eagle", "a whole model, which --speculative draft drafts with"),
+        (SHIPPED_MODEL, "medusa", "a whole model"),
+        ("medusa", "draft", "a folder of Medusa heads, which --speculative medusa drafts with"),
+        ("small.gguf", "eagle", "a whole model"),
+    ],
+)
+def test_a_head_given_as_a_model_and_a_model_given_as_a_head_are_named(
+    given: Path | str, source: str, message: str, tmp_path: Path
+) -> None:
+    if given == "medusa":
+        (tmp_path / given).mkdir()
+        (tmp_path / given / "config.json").write_text('{"medusa_num_heads": 2}', "utf-8")
+    path = str(tmp_path / given)
+    config = CoreConfig(device="cpu", speculative=source, speculative_draft_model=path)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=message) as refused:
+        choose_source(config, SHIPPED_MODEL)
+    assert refused.value.param == "speculative_draft_model"
+    right = message.removeprefix("a").split("--speculative ")[-1].split()[0] if "--speculative" in message else "draft"
+    own = CoreConfig(device="cpu", speculative=right, speculative_draft_model=path)  # type: ignore[arg-type]
+    assert choose_source(own, SHIPPED_MODEL) == right

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import signal
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import DraftSpec
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
+from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.medusa import is_medusa
 from ramiform.runtime.tokenizer import load_tokenizer
 from ramiform.tools.train_draft import run
@@ -30,9 +33,11 @@ from ramiform.tools.train_draft.config import TrainConfig
 from ramiform.tools.train_draft.continuations import continuations
 from ramiform.tools.train_draft.data import TrainingText, read_texts
 from ramiform.tools.train_draft.evaluate import measure_accepted_length
+from ramiform.tools.train_draft.losses import Losses
 from ramiform.tools.train_draft.options import TrainingOptions
 from ramiform.tools.train_draft.run import train_draft
 from ramiform.tools.train_draft.target import Target
+from ramiform.tools.train_draft.trainer import Trainer
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
 
@@ -129,27 +134,69 @@ def test_medusa_heads_learn_to_draft(model: Path, data: Path, tmp_path: Path) ->
     assert files == {"config.json", "medusa_lm_head.safetensors", "generated.jsonl"}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "SAVE_EVERY", 4)
     train_draft(options(model, data, tmp_path / "whole", num_steps=10), QUIET)
+    before, train_step = signal.getsignal(number), Trainer.train_step
 
-    class Stop(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise Stop
+    def stopped_in_step_4(trainer: Trainer) -> Losses:
+        if trainer.step == 3:
+            signal.raise_signal(number)
+        return train_step(trainer)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "save_head", stop)  # right after the checkpoint of step 4
-        with pytest.raises(Stop):
+        patched.setattr(Trainer, "train_step", stopped_in_step_4)
+        with pytest.raises(SystemExit) as ended:
             train_draft(options(model, data, tmp_path / "parts", num_steps=10), QUIET)
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) is before
+    assert torch.load(tmp_path / "parts/training.pt")["step"] == 4
     with pytest.raises(CheckpointError, match=r"was begun with learning_rate 0\.003, now 1"):
         train_draft(options(model, data, tmp_path / "parts", num_steps=10, learning_rate=1.0), QUIET)
     train_draft(options(model, data, tmp_path / "parts", num_steps=10), QUIET)
     assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("seconds", "saves"), [(0.0, 5), (3600.0, 1)])
+def test_a_run_is_saved_by_the_clock(
+    seconds: float, saves: int, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[object] = []
+
+    def save(*values: object) -> None:
+        saved.append(values)
+        save_head(*values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "SAVE_EVERY", seconds)
+    monkeypatch.setattr(run, "save_head", save)
+    train_draft(options(model, data, tmp_path / "head", num_steps=4), QUIET)
+    assert len(saved) == saves  # one of them at the end
+
+
+def test_one_text_is_learnt_and_its_accepted_length_is_not_made_up(model: Path, tmp_path: Path) -> None:
+    file, console = tmp_path / "one.jsonl", Console(record=True, file=io.StringIO())
+    file.write_text('{"prompt": "ab", "completion": "cdef"}')
+    alone = options(model, file, tmp_path / "head", held_out=None, generate=0, num_steps=1)
+    assert train_draft(alone, console) == {}
+    printed = console.export_text()
+    assert "one text leaves none to measure on; give --held-out" in printed
+    assert "tau" not in printed
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"prompt": "a question"}, "give completions, last messages of the assistant, or --generate N"),
+        ({"prompt": "x" * 70, "completion": "y"}, "within its first 64 tokens"),
+    ],
+)
+def test_texts_without_an_answer_are_refused(line: dict[str, str], message: str, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text((json.dumps(line) + "\n") * 2)
+    with pytest.raises(RequestError, match=message):
+        train_draft(options(model, file, tmp_path / "head", generate=0), QUIET)
 
 
 def test_the_model_s_text_equals_that_of_transformers(model: Path) -> None:

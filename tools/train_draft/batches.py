@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...runtime.protocol.errors import RequestError
 from .data import TrainingText
 
 
@@ -28,9 +29,11 @@ class TrainingBatches:
     """Batches of texts of like length, in random order; each text once per round."""
 
     def __init__(self, texts: Sequence[TrainingText], *, tokens_per_step: int, max_length: int, seed: int) -> None:
+        """Raises RequestError when no text has a token to draft."""
         self._texts = [_cut(text, max_length) for text in texts]
         self._texts = [text for text in self._texts if len(text.ids) >= 3 and text.num_prompt < len(text.ids)]
-        assert self._texts, "no text has a token to draft"
+        if not self._texts:
+            raise RequestError(_nothing_to_learn(texts, max_length), param="data")
         self._tokens_per_step, self._seed = tokens_per_step, seed
         self._round, self._plan = -1, self._shuffled(-1)
 
@@ -62,6 +65,12 @@ class TrainingBatches:
             plan[-1].append(index)
         draw.shuffle(plan)
         return plan
+
+
+def _nothing_to_learn(texts: Sequence[TrainingText], max_length: int) -> str:
+    if any(text.num_prompt < len(text.ids) for text in texts):
+        return f"no text has an answer within its first {max_length} tokens, and three tokens: raise --max-length"
+    return "no text has an answer to learn: give completions, last messages of the assistant, or --generate N"
 
 
 def collate(texts: Sequence[TrainingText]) -> TrainingBatch:

@@ -6,6 +6,7 @@ states, and verification would accept the longest path of a draft tree that agre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ class AcceptedLength:
 
     @property
     def tau(self) -> float:
-        """Return tokens per pass; 1 without drafts."""
-        return self.num_tokens / max(1, self.num_passes)
+        """Return tokens per pass; 1 without drafts. NaN without a pass."""
+        return self.num_tokens / self.num_passes if self.num_passes else math.nan
 
 
 @dataclass
@@ -57,7 +58,8 @@ def measure_accepted_length(
 ) -> dict[str, AcceptedLength]:
     """Measure a draft source, which is made for a number of pages, on each group of `texts`.
 
-    Their learnt part must be the target's greedy answer, and the target must capture what the source reads.
+    Their learnt part must be the target's greedy answer, and the target must capture what the source reads. Texts that
+    leave nothing to guess, with less than two tokens of an answer or without a prompt, are left out.
     """
     found: dict[str, AcceptedLength] = {}
     for start in range(0, len(texts), _BATCH_SIZE):

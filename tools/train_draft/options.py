@@ -20,13 +20,13 @@ class TrainingOptions:
         ),
     ]
     model: Annotated[
-        str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
+        str | None, typer.Argument(help="Folder, GGUF file, or ORG/NAME of the hub; default: the model that ships.")
     ] = None
     held_out: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Texts to measure on; default: every fiftieth of the data."),
     ] = None
-    out: Annotated[Path | None, typer.Option(help="Directory of the head; default: MODEL/draft.")] = None
+    out: Annotated[Path | None, typer.Option(help="Directory of the head; default: MODEL/draft or FILE-draft.")] = None
     eagle: Annotated[int, typer.Option(min=1, max=3, help="1: an EAGLE-1 and -2 head; 3: an EAGLE-3 head.")] = 1
     medusa: Annotated[int, typer.Option(min=0, max=8, help="Train so many Medusa heads instead of an EAGLE head.")] = 0
     init: Annotated[Path | None, typer.Option(help="Start from this head, not a random one.")] = None

@@ -4,8 +4,12 @@ resumed."""
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,12 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ...runtime.engine.build import choose_device
+from ...runtime.engine.draft_source import DraftSource
 from ...runtime.models.checkpoint import fetch_checkpoint
 from ...runtime.models.decoder import Decoder
 from ...runtime.models.load import load_model
 from ...runtime.models.read_config import read_config
 from ...runtime.protocol.errors import RequestError
 from ...runtime.scheduler.plan import DraftSpec
+from ...runtime.speculation.build import head_folder
 from ...runtime.speculation.eagle.config import HeadKind
 from ...runtime.speculation.eagle.load import load_head
 from ...runtime.speculation.eagle.save import save_head
@@ -42,7 +48,7 @@ from .options import TrainingOptions
 from .target import Target
 from .trainer import Trainer
 
-SAVE_EVERY = 100  # steps
+SAVE_EVERY = 60.0  # seconds, so that a stopped machine costs about a minute, whatever a step takes
 _RECIPE = (
     "num_steps",
     "tokens_per_step",
@@ -60,7 +66,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def train_draft(options: TrainingOptions, console: Console) -> dict[str, AcceptedLength]:
     """Train, save, and measure on held-out texts. Raises RamiformError when model, data or device cannot be used."""
     path = fetch_checkpoint(options.model, out=options.out)
-    out = options.out or path / "draft"
+    out = options.out or head_folder(path)
     kind: HeadKind = "eagle3" if options.eagle == 3 else "eagle"
     if read_config(path).recurrent is not None:
         raise RequestError("draft heads are not for models with recurrent layers", param="model")
@@ -86,9 +92,7 @@ def train_draft(options: TrainingOptions, console: Console) -> dict[str, Accepte
     trainer = Trainer(trainable_tensors(head.parameters), loss, target, batches, config)
     _train(trainer, config, out, console, lambda: save_head(head, model.config, out))
     make_source = partial(EagleSource, load_head(out, model))
-    measured = measure_accepted_length(make_source, target, held_out, MEASURED_TREE)
-    console.print(table(measured))
-    return measured
+    return _measure(make_source, target, held_out, console)
 
 
 def _train_medusa(
@@ -116,37 +120,78 @@ def _train_medusa(
     base = options.model or path.name
     _train(Trainer(heads, loss, target, batches, config), config, out, console, lambda: save_medusa(heads, base, out))
     source = MedusaSource(load_medusa(out, model), model.config)
-    measured = measure_accepted_length(lambda num_pages: source, target, held_out, MEASURED_TREE)
-    console.print(table(measured))
-    return measured
+    return _measure(lambda num_pages: source, target, held_out, console)
 
 
 def _train(trainer: Trainer, config: TrainConfig, out: Path, console: Console, save: Callable[[], None]) -> None:
-    """Train to the last step, with a progress bar, and save; a stopped run goes on from its last state."""
+    """Train to the last step, with a progress bar, and save; a stopped run goes on from its last state.
+
+    SIGTERM and Ctrl-C save after the step, and end the program; a second one ends it at once.
+    """
     unfinished = out / "training.pt"
     if unfinished.exists():
         trainer.resume(unfinished)
         console.print(f"going on from step {trainer.step}")
-    with Progress(
+    progress = Progress(
         TextColumn("step"),
         MofNCompleteColumn(),
         BarColumn(),
         TextColumn("loss {task.fields[loss]:.3f}  agreement {task.fields[agreement]}"),
         TimeRemainingColumn(),
         console=console,
-    ) as bar:
+    )
+    with _signals() as stopped_by, progress as bar:
         task = bar.add_task("", total=config.num_steps, completed=trainer.step, loss=float("nan"), agreement="")
+        saved_at = time.monotonic()
         while trainer.step < config.num_steps:
             found = trainer.train_step()
             agreement = " ".join(f"{share:.2f}" for share in found.agreement)
             bar.update(task, completed=trainer.step, loss=found.total.item(), agreement=agreement)
             if trainer.step % REPORT_EVERY == 0 and not console.is_terminal:
                 console.print(f"step {trainer.step}  loss {found.total.item():.3f}  agreement {agreement}")
-            if trainer.step % SAVE_EVERY == 0:
+            if stopped_by or time.monotonic() - saved_at >= SAVE_EVERY:
                 trainer.save(unfinished)
                 save()
+                saved_at = time.monotonic()
+            if stopped_by:
+                console.print(f"stopped and saved at step {trainer.step}: the same command goes on from there")
+                raise SystemExit(128 + stopped_by[0])
     save()
     unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect the numbers of SIGTERM and SIGINT, where signals can be handled, instead of ending the program."""
+    numbers: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        numbers.append(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    if threading.current_thread() is threading.main_thread():
+        before |= {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield numbers
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _measure(
+    make_source: Callable[[int], DraftSource], target: Target, held_out: Sequence[TrainingText], console: Console
+) -> dict[str, AcceptedLength]:
+    """Measure the accepted length on held-out texts and print it, or why there is none."""
+    measured = measure_accepted_length(make_source, target, held_out, MEASURED_TREE)
+    if measured:
+        console.print(table(measured))
+    elif not held_out:
+        console.print("no accepted length: one text leaves none to measure on; give --held-out")
+    else:
+        console.print("no accepted length: no held-out text has a prompt that the model answers with two tokens")
+    return measured
 
 
 # With the known token, eight tokens are verified at once.

@@ -19,7 +19,7 @@ from .chat_messages import template_messages
 from .chunks import ChunkBuilder
 from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from .usage import Stopwatch, Usage
+from .usage import DraftCounts, Stopwatch, Usage
 
 
 class ChatAnswers:
@@ -194,4 +194,5 @@ def _usage(chat: ChatRequest, completions: list[ChatCompletion]) -> Usage:
         cached=completions[0].num_cached_tokens,
         reasoning=sum(completion.num_reasoning_tokens for completion in completions),
         remembered=chat.num_remembered,
+        drafts=DraftCounts.of(sequence for completion in completions for sequence in completion.sequences),
     )

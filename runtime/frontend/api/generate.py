@@ -22,6 +22,7 @@ from ..text.named_fields import name_prompt_field
 from ..text.offload import cooperative_iter
 from .bodies import MAX_BATCH, GenerateBody, logprob_params, require_adapter
 from .logprobs import TokenTexts, token_entry
+from .usage import DraftCounts
 
 LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
@@ -50,6 +51,8 @@ def answer(
         meta["spec_verify_ct"] = sequence.num_passes
         meta["spec_accept_length"] = sequence.accept_length
         meta["spec_accept_histogram"] = sequence.accepted_lengths
+        drafts = DraftCounts.of([sequence])
+        meta |= {"spec_draft_token_num": drafts.guessed, "spec_accept_token_num": drafts.accepted}
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
             meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}

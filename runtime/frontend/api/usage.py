@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from ...protocol.session import Sequence
+
+
+class DraftCounts(NamedTuple):
+    """Draft tokens that were verified, those of them that were accepted, and tokens per verification."""
+
+    guessed: int = 0
+    accepted: int = 0
+    length: float = 0.0
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> DraftCounts:
+        """Add up the outputs of a request, or their stages."""
+        counts, verified, accepted = 0, 0, 0
+        for sequence in sequences:
+            counts += sequence.num_guessed
+            verified += sum(sequence.accepted_lengths)
+            accepted += sum(length * count for length, count in enumerate(sequence.accepted_lengths))
+        return cls(counts, accepted, 1 + accepted / verified if verified else 0.0)
+
+
+NO_DRAFTS = DraftCounts()
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Numbers of tokens: `cached` of the prompt's, `reasoning` of the completion's.
+    """Numbers of tokens: `cached` of the prompt's, `reasoning` of the completion's; and how these were drafted.
 
     `remembered` of the prompt's are ids that were generated in earlier answers; None: the route has no history.
     """
@@ -19,6 +43,7 @@ class Usage:
     cached: int
     reasoning: int = 0
     remembered: int | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -29,8 +54,8 @@ class Usage:
             | ({} if self.remembered is None else {"remembered_tokens": self.remembered}),
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning,
-                "accepted_prediction_tokens": 0,
-                "rejected_prediction_tokens": 0,
+                "accepted_prediction_tokens": self.drafts.accepted,
+                "rejected_prediction_tokens": self.drafts.guessed - self.drafts.accepted,
             },
         }
 
@@ -55,6 +80,8 @@ class Stopwatch:
         first = now if self._first is None else self._first
         num_computed = usage.prompt - usage.cached
         prompt_ms, predicted_ms = 1e3 * (first - self._began), 1e3 * (now - first)
+        drafts = usage.drafts
+        drafted = {"draft_n": drafts.guessed, "draft_n_accepted": drafts.accepted, "accepted_length": drafts.length}
         return {
             "cache_n": usage.cached,
             "prompt_n": num_computed,
@@ -63,4 +90,5 @@ class Stopwatch:
             "predicted_n": usage.completion,
             "predicted_ms": predicted_ms,
             "predicted_per_second": 1e3 * usage.completion / predicted_ms if predicted_ms else 0.0,
+            **(drafted if drafts.guessed else {}),  # as llama.cpp does
         }

@@ -15,6 +15,7 @@ import msgspec
 
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, TokenLogprob
+from ...protocol.session import Sequence
 from ..text.generation import Generator, Piece
 from . import harmony
 from .reasoning import ReasoningMarkers, ReasoningParser
@@ -82,6 +83,11 @@ class ChatCompletion:
     @property
     def num_completion_tokens(self) -> int:
         return self._stages.num_completion_tokens
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Outputs of the core that the answer was made of, as far as they have ended."""
+        return self._stages.sequences
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:

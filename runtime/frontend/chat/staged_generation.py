@@ -12,6 +12,7 @@ import msgspec
 
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, SamplingParams, TokenLogprob
+from ...protocol.session import Sequence
 from ...tokenizer.interface import Tokenizer
 from ..text.encoding import PromptSegment
 from ..text.generation import Generator, SampleStream
@@ -35,7 +36,7 @@ class StagedGeneration:
         self._tokens = request.prompt.tokens  # prompt of the current stage
         self._is_counted = False  # the stage's output is in the prompt already, or discarded
         self._first_cached: int | None = None
-        self._first_sample: SampleStream | None = None
+        self._samples: list[SampleStream] = []
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -50,7 +51,7 @@ class StagedGeneration:
     @property
     def first_at(self) -> float | None:
         """Moment of the answer's first token."""
-        return None if self._first_sample is None else self._first_sample.first_at
+        return self._samples[0].first_at if self._samples else None
 
     @property
     def num_completion_tokens(self) -> int:
@@ -70,9 +71,14 @@ class StagedGeneration:
         return [*self._tokens[len(self._prompt.tokens) :], *([] if self._is_counted else output)]
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Outputs of the stages that have ended."""
+        return [sample.generated.sequence for sample in self._samples if sample.generated is not None]
+
+    @property
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         """Log-probabilities of the client's prompt, if they were requested."""
-        values = None if self._first_sample is None else self._first_sample.prompt_logprobs
+        values = self._samples[0].prompt_logprobs if self._samples else None
         return None if values is None else values[: len(self._prompt.tokens)]
 
     @property
@@ -126,8 +132,8 @@ class StagedGeneration:
         self._num_stages += 1
         self._is_counted = False
         self.sample = self._generator.start(replace(self._prompt, tokens=self._tokens, sampling=sampling))[0]
-        if self._first_sample is None:
-            self._first_sample = self.sample
+        self._samples.append(self.sample)
+        if len(self._samples) == 1:
             options = self._prompt.options
             if options.logprobs is not None:  # the prompt's are known now
                 logprobs = msgspec.structs.replace(options.logprobs, prompt_from=None)

@@ -5,10 +5,13 @@ Draft tokens have the lowest rank in a step: they use tokens and pages that noth
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 from ...protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ...protocol.core import SpeculationState
 from ..batch import Batch, ScheduledRequest
 from ..counters import SpeculationCounters
 from ..plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
@@ -16,7 +19,7 @@ from ..request import Request
 from .lookahead import Lookahead
 from .ngram import NgramIndex
 from .prepared_draft import StateBudget, prepare_draft
-from .speculation_policy import MAX_JUDGED_PROMPT, SpeculationPolicy, StepWork
+from .speculation_policy import Change, Kind, SpeculationPolicy, StepWork
 from .tree import DraftTree
 
 BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
@@ -24,6 +27,9 @@ DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
 FEATURE_WINDOW = 16  # steps followed without a gap after which a head drafts as well as after all
 MIN_DRAFT_TEMPERATURE = 0.3  # heads are calibrated for 1: ranked much colder, second choices are noise
 MAX_LOOKUP_INTERVAL = 8  # output tokens; lookups that are of no use are made ever more rarely
+LOOKUP_SHARE = 0.01  # of a plain step, that lookups may take before they are made more rarely
+logger = logging.getLogger("ramiform.core")
+
 UNFOLLOWED_INTERVAL = 8  # one in this many steps of plain decoding is timed: timing all would slow a small model
 
 
@@ -33,9 +39,9 @@ class Drafting:
 
     def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
         """With `at_once`, tokens are dropped from drafts for which a grammar would have to make too many new states."""
-        self._source = config.speculative or "off"
-        self.is_on = self._source != "off"  # there is a draft source, open or not
-        self._in_engine = self._source in SOURCES_ON_DEVICE  # which draft for the next step
+        self.source = config.speculative or "off"
+        self.is_on = self.source != "off"  # there is a draft source, open or not
+        self._in_engine = self.source in SOURCES_ON_DEVICE  # which draft for the next step
         self._steps = config.speculative_num_steps
         self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
         self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
@@ -43,14 +49,18 @@ class Drafting:
         self._vocab_size = vocab_size
         self._budget = StateBudget() if at_once else None
         self._policy = SpeculationPolicy()
+        self._kind: Kind = "free"  # of the texts of the batch that `propose` was called for
+        self._num_rows = 1  # of that batch
         self._suffixes = None
-        if self._source == "suffix":
+        if self.source == "suffix":
             from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
 
             self._suffixes = SuffixDrafts()
         self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
         self._verified_drafts: dict[str, DraftTree] = {}
         self._depths: dict[str, int] = {}  # rid -> depth of the next draft
+        self._lookup_seconds = 0.0  # of one lookup in texts, lately
+        self._most_lookup_interval = MAX_LOOKUP_INTERVAL
         self._new_depth = 0  # for requests whose prompts are computed in this step
         self._plain_step_due = False  # this step is to be a plain one, to time it
         self._held_back = False  # the step could have been planned ahead without speculation
@@ -60,12 +70,14 @@ class Drafting:
         self._num_steps = 0
         self._num_untimed = 0  # steps of plain decoding since the last one that was timed
         self._last_closed = -FEATURE_WINDOW  # last step, by `_num_steps`, without the source
-        self.closed = self._source == "off"  # no drafts, and the source does not follow
+        self.closed = self.source == "off"  # no drafts, and the source does not follow
         self.counts = SpeculationCounters()
 
     def can_plan_ahead(self, batch: Batch) -> bool:
         """Return True if a step can be planned while one without drafts is in flight: it verifies none."""
-        if self._source == "off" or (self._adaptive and not self._policy.may_guess(max(1, len(batch)))):
+        if self.source == "off" or (
+            self._adaptive and not self._policy.may_guess(max(1, len(batch)), _kind_of_texts(batch))
+        ):
             return True
         self._held_back = True
         return False
@@ -73,6 +85,8 @@ class Drafting:
     def note_started(self, request: Request) -> None:
         """Record that the request starts, perhaps again, in the step that `propose` was called for."""
         request.first_step = self._last_start = self._num_steps
+        if self.is_on and request.acceptance.prior is None:
+            request.acceptance = self._policy.records.begin(request.program_id, constrained=_is_constrained(request))
 
     def note_ended(self, request: Request) -> None:
         """Record that the request ended: its output may serve others."""
@@ -96,14 +110,15 @@ class Drafting:
 
     def propose(self, batch: Batch, budget: int) -> int:
         """Choose the drafts to verify. Returns the number of tokens to reserve for them."""
-        if self._source == "off":
+        if self.source == "off":
             return 0
         self._num_steps += 1
-        num_rows = max(1, len(batch))
+        num_rows, self._kind = max(1, len(batch)), _kind_of_texts(batch)
+        self._num_rows = num_rows
         if self._adaptive:
             pending = self._drafted_last_step and any(request.draft is not None for request in batch)
-            self.closed = not pending and not self._policy.is_open(num_rows)
-            self._plain_step_due = not self.closed and not pending and not self._policy.may_guess(num_rows)
+            self.closed = not pending and not self._policy.is_open(num_rows, self._kind)
+            self._plain_step_due = not self.closed and not pending and not self._policy.may_guess(num_rows, self._kind)
         self._depths, self._new_depth = {}, 0
         self._proposals.clear()
         self._verified_drafts.clear()
@@ -112,6 +127,9 @@ class Drafting:
             return 0
         # Forced text leaves more than one token to compute; a draft may follow them too.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
+        step = self._policy.plain_seconds(num_rows, self._kind)
+        share = num_rows * self._lookup_seconds / (LOOKUP_SHARE * step) if step else MAX_LOOKUP_INTERVAL
+        self._most_lookup_interval = max(1, math.ceil(share))
         self._awaits_features = bool(decoding) and not any(map(self._is_worth_following, decoding))
         if self._awaits_features:
             return 0
@@ -132,10 +150,7 @@ class Drafting:
     def draft_spec(self, item: ScheduledRequest) -> DraftSpec | None:
         """Return the tree that the engine should draft for the request's next step, or None."""
         request = item.request
-        if request.num_output > 0:
-            depth = self._depths.get(request.rid, 0)
-        else:  # longer prompts are drafted for one step later
-            depth = self._new_depth if item.num_tokens <= MAX_JUDGED_PROMPT or not self._adaptive else 0
+        depth = self._depths.get(request.rid, 0) if request.num_output > 0 else self._new_depth
         will_have_more = request.planned_end - len(request.tokens) >= 3  # so that a draft can save a step
         if not depth or not will_have_more or not self._is_known(request):
             return None
@@ -144,7 +159,10 @@ class Drafting:
         fits_chain = self._adaptive and request.message.sampling.greedy and self._max_draft_tokens <= self._steps
         top_k = 1 if fits_chain else self._top_k
         num_tokens = min(self._max_draft_tokens, depth) if top_k == 1 else self._max_draft_tokens
-        return DraftSpec(depth, top_k, num_tokens, temperature)
+        if not self._adaptive:
+            return DraftSpec(depth, top_k, num_tokens, temperature)
+        least = self._policy.least_score(self._num_rows, request.acceptance, depth, self._kind)
+        return DraftSpec(depth, top_k, num_tokens, temperature, least)
 
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
         """Record what was accepted of a row's draft, and keep the next draft."""
@@ -166,17 +184,29 @@ class Drafting:
         """Record a step's work and time."""
         if self._budget is not None:
             self._budget.earn(result.seconds)
-        if not self._adaptive or self._source == "off":
+        if not self._adaptive or self.source == "off":
             return
         if not plan.followed:
             self._drafted_last_step = False
             self._num_untimed += 1
-            if self._num_untimed < UNFOLLOWED_INTERVAL and self._policy.is_measured(len(plan.rows)):
+            if self._num_untimed < UNFOLLOWED_INTERVAL and self._policy.is_measured(len(plan.rows), self._kind):
                 return
         drafts = any(row.draft is not None for row in plan.rows)
         self._policy.observe_step(self._work(plan, result, drafts=drafts), result.seconds, 1 + self._num_untimed)
         self._num_untimed = 0
         self._drafted_last_step, self._held_back = drafts, False
+        for change in self._policy.changes():
+            logger.info("speculation (%s) %s", self.source, _sentence(change))
+
+    @property
+    def states(self) -> list[SpeculationState]:
+        """Where speculation is open or closed, and why; empty if it does not adapt."""
+        if not self._adaptive or self.source == "off":
+            return []
+        return [
+            SpeculationState(text=kind, num_rows=num_rows, is_open=is_open, why=why, gain=gain)
+            for kind, num_rows, is_open, why, gain in self._policy.states
+        ]
 
     def _work(self, plan: ForwardPlan, result: ForwardResult, *, drafts: bool) -> StepWork:
         sampled = [row for row in plan.rows if row.sample is not None]
@@ -190,20 +220,30 @@ class Drafting:
             num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
             context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
             speculated=bool(num_guesses) or drafts or followed or (plan.followed and self._held_back),
+            kind=self._kind,
+            drafting=result.drafting,
+            catching_up=result.catching_up,
         )
 
     def _tree(self, request: Request) -> DraftTree | None:
         if self._in_engine:
             return request.draft
-        if self._source == "lookahead":
+        if self.source == "lookahead":
             if request.lookahead is None:
                 request.lookahead = Lookahead(request.tokens, steps=self._steps, num_tokens=self._max_draft_tokens)
             return request.lookahead.propose(request.tokens, top_k=self._top_k, num_tokens=self._max_draft_tokens)
         if self._adaptive:
             if request.num_output < request.next_lookup:
                 return None
-            request.next_lookup = request.num_output + request.lookup_interval
-            request.lookup_interval = min(MAX_LOOKUP_INTERVAL, 2 * request.lookup_interval)
+            interval = min(request.lookup_interval, self._most_lookup_interval)
+            request.next_lookup = request.num_output + interval
+            request.lookup_interval = min(MAX_LOOKUP_INTERVAL, 2 * interval)
+        began = time.perf_counter()
+        tree = self._look_up(request)
+        self._lookup_seconds += (time.perf_counter() - began - self._lookup_seconds) / 16
+        return tree
+
+    def _look_up(self, request: Request) -> DraftTree | None:
         bounds = {"steps": self._steps, "top_k": self._top_k, "num_tokens": self._max_draft_tokens}
         if self._suffixes is not None:
             message = request.message
@@ -215,12 +255,12 @@ class Drafting:
     def _num_to_verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
     ) -> list[int]:
-        if self._adaptive and self._source != "lookahead":  # whose window is of use later
+        if self._adaptive and self.source != "lookahead":  # whose window is of use later
             probabilities = [
                 [self._policy.probability(request.acceptance, score) for score in tree.scores]
                 for request, tree in zip(requests, trees, strict=True)
             ]
-            return self._policy.num_to_verify(num_rows, probabilities, limit, drafted=self._in_engine)
+            return self._policy.num_to_verify(num_rows, probabilities, limit, kind=self._kind, drafted=self._in_engine)
         counts = []
         for tree in trees:
             counts.append(min(len(tree), limit))
@@ -236,18 +276,18 @@ class Drafting:
             )
             return
         known = [request for request in decoding if self._is_known(request)]
-        if not self._policy.may_guess(num_rows) or (decoding and not known):
+        if not self._policy.may_guess(num_rows, self._kind) or (decoding and not known):
             return  # the source follows, and knows them after FEATURE_WINDOW steps
-        rates = [request.acceptance for request in known] or [self._policy.overall]
-        depths = self._policy.depths(num_rows, rates, self._steps)
+        rates = [request.acceptance for request in known] or [self._policy.records.begin(None, constrained=False)]
+        depths = self._policy.depths(num_rows, rates, self._steps, self._kind)
         self._depths = {request.rid: depth for request, depth in zip(known, depths, strict=False) if depth}
-        self._new_depth = max(depths) if self._policy.may_draft_new else 0
+        self._new_depth = max(depths)
 
     def _is_known(self, request: Request) -> bool:
         """Return True if the source knows the request well enough to draft. A head lacks the features of steps that it
         did not follow; a smaller model catches up by itself."""
         first = max(request.first_step, self._num_steps - FEATURE_WINDOW)
-        return self._source not in ("eagle", "mtp") or first > self._last_closed
+        return self.source not in ("eagle", "mtp") or first > self._last_closed
 
     def _is_worth_following(self, request: Request) -> bool:
         """Return True if the source knows the request, or following it may pay. The output so far predicts what is
@@ -267,6 +307,21 @@ class Drafting:
             return item
         self._verified_drafts[item.request.rid] = prepared.tree
         return batch.add_draft(item, prepared)
+
+
+def _is_constrained(request: Request) -> bool:
+    return request.message.sampling.constraint is not None
+
+
+def _kind_of_texts(requests: Iterable[Request]) -> Kind:
+    found = {_is_constrained(request) for request in requests}
+    return "mixed" if len(found) > 1 else "constrained" if True in found else "free"
+
+
+def _sentence(change: Change) -> str:
+    kind, num_rows, is_open, why, gain = change
+    measured = f", {gain:.2f} times plain decoding lately" if gain else ""
+    return f"{'opens' if is_open else 'closes'} for {kind} texts, {num_rows} at once: {why}{measured}"
 
 
 def _remaining_draft(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:

@@ -1,67 +1,45 @@
 """Decides how much to draft and to verify, by measured step times and acceptance rates.
 
-For each batch size, plain steps are timed, and what guesses add to a step's time. Guesses are verified, and drafted, as
-far as the acceptance rate of their request makes tokens cheaper. A balance of time gained and lost checks the result:
-when it is used up, speculation is closed for that batch size and tried again after a pause that doubles each time. So
-guessing that does not pay costs a few steps, whatever the reason. Nothing here changes the output.
+For each batch size, of free texts, constrained ones or both, plain steps are timed, and what guesses add to a step's
+time. Guesses are verified, and drafted, as far as the acceptance rate of their request makes tokens cheaper. A balance
+of time gained and lost checks the result: when it is used up, speculation is closed there and tried again after a pause
+that doubles each time. So guessing that does not pay costs a few steps, whatever the reason. Nothing here changes the
+output.
+
+A draft is paid for when it is verified, in one step with what it gains, and what a draft model reads of prompts is
+spread over the verifications after it. So what is dear at first and pays later is not closed before it is heard.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from .acceptance import MAX_PROBABILITY, Acceptance, AcceptanceRecords
 
 MIN_SPEEDUP = 1.1  # over plain decoding; smaller gains are within the measurement error
+MAX_BAR, BAR_STEP = 2.0, 1.35  # the speedup that guesses from texts have to promise rises so before the end
 TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
-FIRST_PAUSE, MAX_PAUSE = 256, 2048  # plain steps until the next trial
+FIRST_PAUSE, MAX_PAUSE = 128, 2048  # plain steps until the next trial
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
+MIN_HEARD, MIN_HEARD_AGAIN = 6, 1  # verifications before speculation may be closed: at first, and in later trials
+CATCH_UP_SHARE = 0.125  # of what catching up took, that a verification pays for
+MAX_DRAFTING = 16.0  # plain steps that a draft may be said to take: more was another process
 MIN_PLAIN_STEPS = 3  # needed before speculation can be judged
 PLAIN_INTERVAL = 96  # speculative steps after which plain ones are timed again
-PLAIN_PROMPT_INTERVAL = 16  # the same for steps with prompts
 MAX_JUDGED_PROMPT = 256  # prompt tokens; in larger steps the effect of guesses is lost in the noise
 OUTLIER_RATIO = 4.0  # slower steps are clipped: other processes cause them
 DECAY = 15 / 16  # weight of older steps, from step to step
 MIN_TRIAL_PROBABILITY = 0.2  # of guesses that are verified while their cost is not known
 NUM_TRIAL_GUESSES = 4  # if none is as likely: without evidence the estimate would stay
-MAX_PROBABILITY = 0.98  # of an acceptance
-PRIOR_CHANCE = 0.7  # acceptance of a level before anything was verified
+MIN_SCORE = math.log(0.02)  # of a path that is followed while the cost is not known
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
 DEEPEN_STEPS = 512  # speculative steps after which the next depth is tried
-_HALF_LIFE = 256  # steps without a verification, after which a request's record counts half
 
 
-@dataclass
-class Acceptance:
-    """Decaying counts over verified trees, of one request or all: accepted levels, trees that ended in a rejection, and
-    acceptances that the draft predicted."""
-
-    hits: float = 0.0
-    misses: float = 0.0
-    expected: float = 0.0
-    last_step: int = 0
-
-    def observe(self, expected: float, depth: int, num_right: int, *, memory: float, now: int = 0) -> None:
-        """Record a tree of depth `depth` of which `num_right` levels were accepted; the draft predicted `expected`."""
-        memory *= self._kept(now)
-        self.hits = memory * self.hits + num_right
-        self.misses = memory * self.misses + (num_right < depth)
-        self.expected = memory * self.expected + expected
-        self.last_step = now
-
-    def chance(self, prior: float, now: int = 0) -> float:
-        """Return the probability that the next level is accepted too."""
-        kept, weight = self._kept(now), 1.5
-        return min(MAX_PROBABILITY, (kept * self.hits + weight * prior) / (kept * (self.hits + self.misses) + weight))
-
-    def ratio(self, prior: float, now: int = 0, weight: float = 6.0) -> float:
-        """Return the ratio of accepted to predicted draft tokens."""
-        kept = self._kept(now)
-        return (kept * self.hits + weight * prior) / (kept * self.expected + weight)
-
-    def _kept(self, now: int) -> float:
-        return math.exp2((self.last_step - now) / _HALF_LIFE)
+Kind = Literal["free", "constrained", "mixed"]  # whether grammars constrain the texts of a step
 
 
 class StepWork(NamedTuple):
@@ -73,6 +51,19 @@ class StepWork(NamedTuple):
     num_gained: int  # of these accepted
     context: float  # mean number of tokens before a row's
     speculated: bool  # the step cost more than a plain one: it verified, drafted, or had to wait for the last result
+    kind: Kind = "free"
+    drafting: float = 0.0  # seconds of the step in which drafts were made, if they were timed apart
+    catching_up: float = 0.0  # and in which the source computed what it lacked of prompts, or of steps without it
+
+
+class Change(NamedTuple):
+    """Speculation was opened or closed for batches of one kind of text and at most `num_rows` requests."""
+
+    kind: Kind
+    num_rows: int
+    open: bool
+    why: str
+    gain: float  # tokens a second with speculation over those without it, lately; 0: not measured
 
 
 @dataclass
@@ -120,7 +111,8 @@ class _BatchSize:
 
     open: bool = True
     plain: DecayingLine = field(default_factory=lambda: DecayingLine(spread=256.0))  # over the context
-    extra: DecayingLine = field(default_factory=DecayingLine)  # over guesses
+    extra: DecayingLine = field(default_factory=DecayingLine)  # over guesses, making them included
+    verifying: DecayingLine = field(default_factory=DecayingLine)  # over guesses, making them not included
     trials: int = TRIAL_STEPS  # steps whose guesses are still to be verified whether that pays or not
     warm: bool = False  # there was a step with guesses; the first one is not counted
     halvings: int = 0  # of the greatest depth
@@ -132,6 +124,13 @@ class _BatchSize:
     seconds: float = 0.0  # of recent speculative steps, decaying
     tokens: float = 0.0  # that they gave per row
     checking: bool = False  # the balance is used up; plain steps are timed again before it is closed
+    heard: int = 0  # verifications since it was opened
+    closings: int = 0
+    owed: float = 0.0  # seconds of drafts that are still to be verified
+    debt: float = 0.0  # seconds of catching up that are still to be paid for
+    drafts: bool = False  # making guesses took time
+    bar: float = MIN_SPEEDUP  # that guesses from texts have to promise
+    why: str = "not tried yet"
 
     @property
     def measured(self) -> bool:
@@ -140,7 +139,12 @@ class _BatchSize:
     @property
     def gains(self) -> bool:
         """True if recent speculative steps were faster than plain ones."""
-        return self.seconds * MIN_SPEEDUP < self.tokens * self.plain.mean
+        return self.gain > MIN_SPEEDUP
+
+    @property
+    def gain(self) -> float:
+        """Speed of recent speculative steps over that of plain ones; 0 before there were any."""
+        return self.tokens * self.plain.mean / self.seconds if self.seconds else 0.0
 
     def observe_plain(self, context: float, seconds: float, count: int) -> None:
         step = self.plain.at(context)
@@ -150,16 +154,20 @@ class _BatchSize:
         if self.checking and self.measured:
             self.checking = False
             if not self.gains:
-                self.close()
+                self.give_up()
             else:
                 self.balance = TRIAL_BALANCE  # everything got slower
         elif not self.open and self.waited >= self.pause:
-            self.open, self.trials, self.balance, self.waited = True, TRIAL_STEPS, TRIAL_BALANCE, 0
+            self.open, self.trials, self.balance, self.waited, self.heard = True, TRIAL_STEPS, TRIAL_BALANCE, 0, 0
+            self.why = f"tried again after {self.pause} plain steps"
 
     def observe_speculative(self, work: StepWork, seconds: float, plain: float) -> None:
-        """Record a step that would have taken `plain` seconds without speculation."""
+        """Record a step that would have taken `plain` seconds without speculation, and took `seconds` without making
+        drafts. It pays for the drafts of the steps before, verified or lost."""
         step = self.plain.at(work.context)
-        seconds = min(seconds, OUTLIER_RATIO * max(plain, step))
+        self.drafts = self.drafts or self.owed > 0
+        verifying = min(seconds, OUTLIER_RATIO * max(plain, step))
+        seconds, self.owed = verifying + min(self.owed, MAX_DRAFTING * step), 0.0
         tokens = 1 + work.num_gained / work.num_rows
         self.since_plain += 1
         self.num_steps += 1
@@ -172,17 +180,42 @@ class _BatchSize:
             self.seconds, self.tokens = DECAY * self.seconds + seconds, DECAY * self.tokens + tokens
         if work.num_guesses:
             self.extra.observe(work.num_guesses, seconds - plain)
-            self.trials, self.waited = max(0, self.trials - 1), 0
+            self.verifying.observe(work.num_guesses, verifying - plain)
+            self.trials, self.waited, self.heard = max(0, self.trials - 1), 0, self.heard + 1
+            self.why = "it gains" if self.gains else "being tried"
+            catching_up = CATCH_UP_SHARE * self.debt
+            self.debt -= catching_up
+            seconds += catching_up
         self.balance += (plain + (tokens - 1) * step) / MIN_SPEEDUP / step - seconds / step
         if self.balance >= MAX_BALANCE:
-            self.balance, self.pause = MAX_BALANCE, FIRST_PAUSE
-        elif self.balance < 0 and not self.checking:
+            self.balance, self.pause, self.bar = MAX_BALANCE, FIRST_PAUSE, MIN_SPEEDUP
+        elif self.balance < 0 and not self.checking and self.is_heard:
             self.checking = True
             self.plain.forget()
 
-    def close(self) -> None:
+    def begin_alike(self) -> _BatchSize:
+        """Return the record of another kind of text. Its times are about the same; what is accepted is not."""
+        lines = {name: replace(getattr(self, name)) for name in ("plain", "extra", "verifying")}
+        return _BatchSize(**lines)
+
+    @property
+    def is_heard(self) -> bool:
+        """True if enough was verified to judge by, or steps without a verification used up twice what is allowed."""
+        enough = MIN_HEARD_AGAIN if self.closings else MIN_HEARD
+        return self.heard >= enough or self.balance < -2 * TRIAL_BALANCE
+
+    def give_up(self) -> None:
+        """Close speculation; but as long as making guesses cost nothing, first verify only what promises more."""
+        if self.drafts or self.bar >= MAX_BAR:
+            self.close("its steps cost more than they gained")
+        else:
+            self.bar, self.balance, self.heard = self.bar * BAR_STEP, TRIAL_BALANCE, 0
+            self.seconds, self.tokens = 0.0, 0.0
+
+    def close(self, why: str) -> None:
         """Close speculation for a pause; the next one is twice as long."""
-        self.open, self.waited, self.num_steps = False, 0, 0
+        self.open, self.waited, self.num_steps, self.why = False, 0, 0, why
+        self.closings, self.owed, self.debt = self.closings + 1, 0.0, 0.0
         self.halvings = (self.halvings + 1) % NUM_DEPTHS
         self.pause = min(2 * self.pause, MAX_PAUSE)
 
@@ -196,45 +229,67 @@ class _BatchSize:
 
 @dataclass
 class SpeculationPolicy:
-    """Times by batch size, and acceptance rates over all requests."""
+    """Times by kind of text and batch size, and acceptance rates."""
 
-    overall: Acceptance = field(default_factory=Acceptance)
-    _sizes: dict[int, _BatchSize] = field(default_factory=dict)
+    records: AcceptanceRecords = field(default_factory=AcceptanceRecords)
+    _sizes: dict[tuple[Kind, int], _BatchSize] = field(default_factory=dict)
+    _told: dict[tuple[Kind, int], bool] = field(default_factory=dict)  # whether `changes` said that they are open
     _prompts: DecayingLine = field(default_factory=DecayingLine)  # time beyond a plain step's, over prompt tokens
-    _since_plain_prompt: int = 0  # speculative steps with prompts
     _after_speculation: bool = False  # the last step was speculative
     now: int = 0  # steps
 
-    def is_open(self, num_rows: int) -> bool:
+    def is_open(self, num_rows: int, kind: Kind = "free") -> bool:
         """Return True if guesses are allowed for this number of decoding requests, or will be after some plain
         steps."""
-        return self._size(num_rows).open
+        return self._size(num_rows, kind).open
 
-    def may_guess(self, num_rows: int) -> bool:
+    def may_guess(self, num_rows: int, kind: Kind = "free") -> bool:
         """Return True if guesses are allowed now. False while speculation is closed, and when plain steps are to be
         timed."""
-        size = self._size(num_rows)
+        size = self._size(num_rows, kind)
         return size.open and size.measured
 
-    def is_measured(self, num_rows: int) -> bool:
+    def is_measured(self, num_rows: int, kind: Kind = "free") -> bool:
         """Return True if the time of a plain step is known."""
-        return self._size(max(1, num_rows)).measured
+        return self._size(max(1, num_rows), kind).measured
+
+    def plain_seconds(self, num_rows: int, kind: Kind = "free") -> float:
+        """Return the mean time of a plain step; 0 before one was timed."""
+        return self._size(num_rows, kind).plain.mean
 
     @property
-    def may_draft_new(self) -> bool:
-        """True if new requests may be drafted for. False when a step with a prompt is to be timed without that."""
-        return self._prompts.count > 0 and self._since_plain_prompt < PLAIN_PROMPT_INTERVAL
+    def states(self) -> list[Change]:
+        """The state of every kind and batch size that was seen."""
+        return [
+            Change(kind, num_rows, size.open, size.why, size.gain)
+            for (kind, num_rows), size in sorted(self._sizes.items())
+        ]
+
+    def changes(self) -> list[Change]:
+        """Return what was closed since the last call, and what is open again and gains; everything begins open."""
+        found = []
+        for key, size in self._sizes.items():
+            was_open = self._told.get(key, True)
+            # A trial is no change before it gains.
+            if was_open != (size.open and (was_open or (size.is_heard and size.gains))):
+                self._told[key] = not was_open
+                found.append(Change(*key, not was_open, size.why, size.gain))
+        return found
 
     def observe_accepted(self, own: Acceptance, expected: float, depth: int, num_right: int) -> None:
-        own.observe(expected, depth, num_right, memory=0.85, now=self.now)
-        self.overall.observe(expected, depth, num_right, memory=0.98)
+        own.observe(expected, depth, num_right, self.now)
 
     def observe_step(self, work: StepWork, seconds: float, count: int = 1) -> None:
         """Record a step's whole time, from the end of the last one to its own. A plain one may stand for `count`."""
         self.now += count
-        if seconds <= 0 or not work.num_rows or work.num_prompt > MAX_JUDGED_PROMPT:
+        if seconds <= 0 or not work.num_rows:
             return
-        size, first = self._size(work.num_rows), self._after_speculation
+        size, first = self._size(work.num_rows, work.kind), self._after_speculation
+        size.debt += work.catching_up
+        if work.num_prompt > MAX_JUDGED_PROMPT:
+            size.owed += work.drafting
+            return
+        seconds = max(0.0, seconds - work.drafting - work.catching_up)
         self._after_speculation = work.speculated
         if not work.speculated and not work.num_prompt:
             if not first:  # a step after speculative ones runs on cold caches
@@ -243,94 +298,114 @@ class SpeculationPolicy:
         if not size.plain.count:
             return
         plain = size.plain.at(work.context)
-        if not work.speculated:
-            self._prompts.observe(work.num_prompt, seconds - plain)
-            self._since_plain_prompt = 0
+        if not work.speculated or (work.num_prompt and work.drafting and not work.num_guesses):
+            self._prompts.observe(work.num_prompt, seconds - plain)  # without the drafts
+            size.owed += work.drafting
             return
         if work.num_prompt:
-            self._since_plain_prompt += 1
             if not self._prompts.count:
                 return
             plain += max(0.0, self._prompts.at(work.num_prompt))
         size.observe_speculative(work, seconds, plain)
+        size.owed += work.drafting
 
     def probability(self, own: Acceptance, score: float) -> float:
         """Return the probability that a draft token of score `score` is accepted."""
-        return min(MAX_PROBABILITY, own.ratio(self.overall.ratio(1.0, weight=24.0), self.now) * math.exp(score))
+        return min(MAX_PROBABILITY, own.ratio(self.now) * math.exp(score))
 
     def num_to_verify(
-        self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, drafted: bool = False
+        self,
+        num_rows: int,
+        probabilities: Sequence[Sequence[float]],
+        limit: int,
+        *,
+        kind: Kind = "free",
+        drafted: bool = False,
     ) -> list[int]:
         """Return the number of draft tokens of each request to verify, the likeliest first, at most `limit` in all, for
         the most tokens per second. `num_rows` requests decode in any case. The cost of making the drafts was spent
         already if they are `drafted`."""
-        size, counts = self._size(num_rows), [0] * len(probabilities)
+        size, counts = self._size(num_rows, kind), [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
         if size.trials or not size.extra.count:
             num_likely = sum(p >= MIN_TRIAL_PROBABILITY for p, _ in ranked)
             num_best = len(ranked) if drafted else num_likely or min(NUM_TRIAL_GUESSES, len(ranked))
         elif drafted:
-            least = 0.5 * self._level_cost(size, num_rows, len(ranked))
+            costs = [_relative_cost(size, size.verifying, len(ranked) - less) for less in (0, 1)]
+            least = 0.5 * num_rows * (costs[0] - costs[1])
             num_best = sum(p >= least for p, _ in ranked)
         else:
-            num_best, best, tokens = 0, MIN_SPEEDUP, 1.0
+            num_best, best, tokens = 0, size.bar, 1.0
             for num, (probability, _) in enumerate(ranked, 1):
                 tokens += probability / num_rows
-                if (speed := tokens / self._relative_cost(size, num)) > best:
+                if (speed := tokens / _relative_cost(size, size.verifying, num)) > best:
                     best, num_best = speed, num
         for _, index in ranked[:num_best]:
             counts[index] += 1
         if ranked and not num_best and not drafted:
             if self._is_hopeless(size, num_rows):
-                size.close()
+                size.close("guesses cost too much here, even if all were right")
             else:
                 size.decline()
         return counts
 
-    def depths(self, num_rows: int, requests: Sequence[Acceptance], steps: int) -> list[int]:
+    def depths(self, num_rows: int, requests: Sequence[Acceptance], steps: int, kind: Kind = "free") -> list[int]:
         """Return the depth of each request's next draft, at most `steps`, 0 for none; closes speculation if none pays.
 
         A level is drafted if it is likely enough to be reached; `num_rows` requests decode, at least these.
         """
-        size = self._size(num_rows)
+        size = self._size(num_rows, kind)
         steps = max(1, steps >> size.halvings)
         if size.trials or not size.extra.count:
             return [steps] * len(requests)
-        prior = self.overall.chance(PRIOR_CHANCE)
-        chances = [own.chance(prior, self.now) for own in requests]
-        least = min(0.95, max(0.05, self._level_cost(size, num_rows, steps * len(requests))))
+        chances = [own.chance(self.now) for own in requests]
+        least = self._least(size, num_rows, steps * len(requests))
         depths = [min(steps, int(math.log(least) / math.log(chance))) for chance in chances]
         gained = sum(chance**level for chance, depth in zip(chances, depths, strict=True) for level in _levels(depth))
-        pays = (1 + gained / num_rows) / self._relative_cost(size, sum(depths)) > MIN_SPEEDUP
-        if not pays and not size.gains:
-            size.close()
+        pays = (1 + gained / num_rows) / _relative_cost(size, size.extra, sum(depths)) > MIN_SPEEDUP
+        if not pays and not size.gains and size.is_heard:
+            size.close(f"a level is right with probability {max(chances):.2f}, and costs {least:.2f} of a token")
             return [0] * len(requests)
         return depths if pays else [max(1, depth) for depth in depths]
+
+    def least_score(self, num_rows: int, own: Acceptance, steps: int, kind: Kind = "free") -> float:
+        """Return the score of a path below which what follows costs more than it is likely to give, in a draft of up to
+        `steps` levels."""
+        size = self._size(num_rows, kind)
+        if size.trials or not size.extra.count:
+            return MIN_SCORE
+        return math.log(self._least(size, num_rows, steps) / own.ratio(self.now))
 
     def _is_hopeless(self, size: _BatchSize, num_rows: int) -> bool:
         """Return True if guesses that are nearly always right would not pay: arithmetic bounds the step."""
         return all(
-            1 + MAX_PROBABILITY * levels <= MIN_SPEEDUP * self._relative_cost(size, levels * num_rows)
+            1 + MAX_PROBABILITY * levels <= MIN_SPEEDUP * _relative_cost(size, size.extra, levels * num_rows)
             for levels in (1, 4)
         )
 
-    def _level_cost(self, size: _BatchSize, num_rows: int, num_guesses: int) -> float:
-        """Return the cost of one more guess, in tokens."""
-        return num_rows * (self._relative_cost(size, num_guesses) - self._relative_cost(size, num_guesses - 1))
+    def _least(self, size: _BatchSize, num_rows: int, num_guesses: int) -> float:
+        """Return the probability that a guess has to be right with for making and verifying it, of so many."""
+        costs = [_relative_cost(size, size.extra, num_guesses - less) for less in (0, 1)]
+        return min(0.95, max(0.05, num_rows * (costs[0] - costs[1])))
 
-    def _relative_cost(self, size: _BatchSize, num_guesses: int) -> float:
-        """Time of a step with guesses over a plain step's."""
-        return 1 + max(0.0, size.extra.at(num_guesses)) / size.plain.mean
-
-    def _size(self, num_rows: int) -> _BatchSize:
+    def _size(self, num_rows: int, kind: Kind) -> _BatchSize:
         """Return the record of a batch size. Sizes are half octaves: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..."""
         octave = max(0, (num_rows - 1).bit_length() - 2)
         upper = -(-num_rows >> octave) << octave
-        if upper not in self._sizes:
-            smaller = max((other for other in self._sizes if other < upper), default=None)
+        if (kind, upper) not in self._sizes:
+            like = next((size for (_, rows), size in self._sizes.items() if rows == upper and size.plain.count), None)
+            size = _BatchSize() if like is None else like.begin_alike()
+            smaller = max((rows for other, rows in self._sizes if other == kind and rows < upper), default=None)
             # Where a smaller batch does not gain, a larger one does not either, as far as is known.
-            self._sizes[upper] = _BatchSize(open=smaller is None or self._sizes[smaller].open)
-        return self._sizes[upper]
+            if smaller is not None and not self._sizes[kind, smaller].open:
+                size.open, size.why = False, f"closed for {smaller} requests"
+            self._sizes[kind, upper] = size
+        return self._sizes[kind, upper]
+
+
+def _relative_cost(size: _BatchSize, line: DecayingLine, num_guesses: int) -> float:
+    """Return the time of a step with guesses over a plain step's."""
+    return 1 + max(0.0, line.at(num_guesses)) / size.plain.mean
 
 
 def _levels(depth: int) -> range:

@@ -154,7 +154,8 @@ class MaskPreparation:
                 self._jump(request)
                 if len(request.tokens) > num_tokens:
                     needs_mask = True  # perhaps none of the sampled tokens comes after the forced ones
-                    request.draft = None  # of another text
+                    if request.draft is not None:  # what it guessed of the forced text needs no verification
+                        request.draft = request.draft.after(request.tokens[num_tokens:])
                     if (scored := request.next_scored) is not None:
                         request.num_computed = min(request.num_computed, scored - 1)
             if needs_mask and request.wants_tokens and not matcher.is_ready(forced=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .config import HeadConfig
 from .head import EagleHead
-from .load import load_head, read_fitting_config
+from .load import load_head, read_fitting_config, tensor_names
 from .source import EagleSource
 
-__all__ = ["EagleHead", "EagleSource", "HeadConfig", "load_head", "read_fitting_config"]
+__all__ = ["EagleHead", "EagleSource", "HeadConfig", "load_head", "read_fitting_config", "tensor_names"]

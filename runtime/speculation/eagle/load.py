@@ -80,16 +80,22 @@ def read_fitting_config(path: Path, target: ModelConfig) -> HeadConfig:
 
     Raises CheckpointError as `load_head` does.
     """
+    return read_head_config(path, _kind(name.removeprefix("model.") for name in tensor_names(path)), target)
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors in directory `path`, without reading them.
+
+    Raises CheckpointError when the file is missing or damaged.
+    """
     file = _file(path)
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
-                names = list(opened.keys())
-        else:
-            names = list(torch.load(file, map_location="meta", weights_only=True))
+                return list(opened.keys())
+        return list(torch.load(file, map_location="meta", weights_only=True))
     except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(file, f"corrupt, truncated, or more than tensors: {error}") from None
-    return read_head_config(path, _kind(name.removeprefix("model.") for name in names), target)
 
 
 def _file(path: Path) -> Path:

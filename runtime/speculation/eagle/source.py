@@ -37,6 +37,8 @@ _Slots = NDArray[np.int64]  # of positions from 0 up to the newest token, which 
 class EagleSource:
     """Draft source with an EAGLE head. See `DraftSource`. Trees of different shapes grow in one batch."""
 
+    caught_up = 0.0  # it takes no attention and no MLP
+
     def __init__(self, head: EagleHead, num_pages: int, num_host_pages: int = 0) -> None:
         head.pack()
         self._head = head

@@ -62,6 +62,8 @@ class _Drafted:
 class MtpSource:
     """Draft source of a checkpoint's own layers. See `DraftSource`."""
 
+    caught_up = 0.0  # of few layers: its time counts as that of drafts
+
     def __init__(self, layers: Sequence[MtpLayer], layout: MtpLayout, num_pages: int, num_host_pages: int = 0) -> None:
         decoder = layers[0].decoder
         self._layers, self._config = layers, layout.kv_config

@@ -139,6 +139,7 @@ class _MetricFamilies:
         counter("guessed_tokens", "Draft tokens that were verified", stats.num_guessed_tokens)
         counter("accepted_tokens", "Draft tokens that were accepted", stats.num_accepted_tokens)
         self._accepted_lengths(stats.accepted_lengths)
+        self._speculation(stats)
         counter("retractions", "Times that a running request was retracted", stats.num_retractions)
         counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
         if info.num_state_slots:
@@ -195,6 +196,19 @@ class _MetricFamilies:
             lambda family: family.add_metric([self._model], [*buckets, ("+Inf", float(num))], accepted),
         )
         self._gauge("accepted_length", "Tokens that a verification gave, on average", 1 + accepted / num if num else 0)
+
+    def _speculation(self, stats: CoreStats) -> None:
+        """Add where drafts are made, and what they gain. The reasons are in `/get_server_info`."""
+        labels = ["model_name", "source", "text", "requests"]
+        for name, meaning, value in (
+            ("speculation_open", "Whether drafts are made for these texts and so many requests at once", "is_open"),
+            ("speculation_gain", "Speed lately over plain decoding's; 0: not measured", "gain"),
+        ):
+            family = GaugeMetricFamily(f"ramiform_{name}", meaning, labels=labels)
+            for state in stats.speculation:
+                own = [self._model, stats.draft_source, state.text, str(state.num_rows)]
+                family.add_metric(own, float(getattr(state, value)))
+            self._all.append(family)
 
     def _counter(self, name: str, meaning: str, value: float) -> None:
         self._add(CounterMetricFamily, name, meaning, lambda family: family.add_metric([self._model], value))

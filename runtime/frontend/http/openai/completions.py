@@ -22,7 +22,7 @@ from ...api.chunks import ChunkBuilder
 from ...api.fields import MAX_TOP, CompletionFields
 from ...api.finish import finish_fields
 from ...api.logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
-from ...api.usage import Stopwatch, Usage
+from ...api.usage import DraftCounts, Stopwatch, Usage
 from ...core.sessions import core_retention
 from ...text.encoding import completion_token_limit
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
@@ -294,4 +294,10 @@ def _usage(questions: list[CompletionPrompt]) -> Usage:
         prompt=sum(len(question.prompt.tokens) for question in questions),
         completion=sum(len(sample.output_ids) for question in questions for sample in question.samples),
         cached=sum(question.samples[0].num_cached for question in questions),
+        drafts=DraftCounts.of(
+            sample.generated.sequence
+            for question in questions
+            for sample in question.samples
+            if sample.generated is not None
+        ),
     )

@@ -45,6 +45,8 @@ def test_a_prompt_is_continued() -> None:
                     "spec_verify_ct": 0,
                     "spec_accept_length": 0.0,
                     "spec_accept_histogram": [],
+                    "spec_draft_token_num": 0,
+                    "spec_accept_token_num": 0,
                 },
             }
             assert built.core.requests[0].tokens == prompt
