@@ -12,6 +12,7 @@ from typing import Any
 from ..models.gguf.file import GgufFile, open_gguf
 from .chat_template import ChatTemplate
 from .errors import TokenizerError
+from .gguf_pre import PRE_TOKENIZERS, pre_tokenizer
 from .hf import HFTokenizer
 from .interface import Tokenizer
 from .sentencepiece_model import SentencePieceTokenizer
@@ -19,26 +20,8 @@ from .tokenizer_config import TokenizerConfig
 
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # ggml's types of tokens
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-# Pre-tokenisers by their names in `tokenizer.ggml.pre`.
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-
-
-def _split_at(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _BYTES]}
-
-
-_DIGITS = {"type": "Digits", "individual_digits": True}
-_PRE = {
-    "gpt-2": _BYTES | {"use_regex": True},
-    "llama-bpe": _split_at(_LLAMA3),
-    "qwen2": _split_at(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")),
-    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTES | {"use_regex": True}]},
-}
+_NORMALISED = ("qwen2", "qwen35", "deepseek-r1-qwen")  # to NFC
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
@@ -82,8 +65,10 @@ def _tokenizer_config(file: GgufFile, tokens: Sequence[str]) -> TokenizerConfig:
 def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     """Convert the metadata to the content of a tokenizer.json."""
     pre = file.value("tokenizer.ggml.pre", default="absent")
-    if pre not in _PRE:
-        raise TokenizerError(f"{file.path}: tokenizer.ggml.pre: supported: {', '.join(_PRE)}; {pre!r} is not supported")
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise TokenizerError(f"{file.path}: tokenizer.ggml.pre: supported: {known}; {pre!r} is not supported")
+    cut, whole_words = pre_tokenizer(pre)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
         {"id": number, "content": text, "special": kind == _CONTROL, **flags}
@@ -94,11 +79,16 @@ def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[in
     return {
         "version": "1.0",
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
-        "pre_tokenizer": _PRE[pre],
+        "normalizer": {"type": "NFC"} if pre in _NORMALISED else None,
+        "pre_tokenizer": cut,
         "post_processor": None,
         "decoder": _BYTES,
-        "model": {"type": "BPE", "vocab": {text: n for n, text in enumerate(tokens)}, "merges": merges},
+        "model": {
+            "type": "BPE",
+            "vocab": {text: n for n, text in enumerate(tokens)},
+            "merges": merges,
+            "ignore_merges": whole_words,
+        },
     }
 
 

@@ -157,7 +157,7 @@ def test_sentencepiece_encodes_as_it_was_trained(
     ("model", "pre", "message"),
     [
         ("bert", "default", r"tokenizer\.ggml\.model: supported: gpt2, llama; 'bert' is not supported"),
-        ("gpt2", "tekken", r"tokenizer\.ggml\.pre: supported: .*'tekken' is not supported"),
+        ("gpt2", "kimi-k2", r"tokenizer\.ggml\.pre: supported: .*'kimi-k2' is not supported"),
     ],
 )
 def test_another_kind_of_tokenizer_is_refused_by_its_key(model: str, pre: str, message: str, tmp_path: Path) -> None:

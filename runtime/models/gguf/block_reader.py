@@ -11,23 +11,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
+
+import gguf
+from gguf import GGMLQuantizationType as Type
 
 from ....kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ..config import ModelConfig
 from ..quantised.scheme import FOUR_BIT_BLOCKS
 from .file import GgufFile
-from .tensor_names import tensor_name
+from .tensor_names import TensorNames
 
 Bytes = NDArray[np.uint8]
 FOUR_BIT_TYPES = tuple(Type[name] for name in sorted(FOUR_BIT_BLOCKS))
 _PLAIN = (Type.F32, Type.F16, Type.BF16)
 _OTHERS = (Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
-READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, *_OTHERS)
+_ALWAYS_DENSE = (Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_NL,
+                 Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.NVFP4)  # fmt: skip
+READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, *_OTHERS, *_ALWAYS_DENSE)
 
 
 class FourBitBlocks(NamedTuple):
@@ -91,9 +94,10 @@ def _as_float16(two_bytes: Bytes) -> NDArray[np.float32]:
 def block_modules(file: GgufFile, config: ModelConfig) -> dict[str, str]:
     """Return the block formats of the linear modules, embedding and head included, that have one."""
     modules = [module for fused in fused_modules(config) for module in fused]
-    found = {}
-    for module in ("model.embed_tokens", "lm_head", *modules):
-        tensor = file.tensors.get(tensor_name(f"{module}.weight", config, file.architecture))
+    found, names = {}, TensorNames(config, file.tensors)
+    head = () if config.head_bias else ("lm_head",)  # a packed head has no bias
+    for module in ("model.embed_tokens", *head, *modules):
+        tensor = file.tensors.get(names(f"{module}.weight"))
         if tensor is not None and tensor.tensor_type.name in BLOCK_FORMATS:
             found[module] = tensor.tensor_type.name
     return found

@@ -38,6 +38,12 @@ class GgufFile:
         field = self._fields.get(key.replace("{arch}", self.architecture) if "{" in key else key)
         return default if field is None else field.contents()
 
+    def has(self, name: str, wanted: Any = None) -> bool:
+        """Return True if there is a tensor `name`, or a key of the architecture with the value `wanted`; None: any but
+        0."""
+        found = name in self.tensors or self.value(f"{{arch}}.{name}")
+        return bool(found) if wanted is None else found == wanted
+
 
 def is_gguf(path: Path) -> bool:
     """Return True when the path has the suffix of a GGUF file."""

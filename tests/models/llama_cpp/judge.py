@@ -1,0 +1,117 @@
+"""llama.cpp as a judge: the C functions that the wheel `xllamacpp` exports, by ctypes.
+
+Logits of a sequence, and rows quantised by ggml. Keys and values are kept in float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+F32 = 0  # ggml_type
+N_CTX, N_BATCH, N_UBATCH, N_THREADS, TYPE_K, TYPE_V = 0, 4, 8, 28, 104, 108  # offsets in llama_context_params
+
+
+class _Params(ctypes.Structure):
+    """Room for any version's parameters, which are passed by value."""
+
+    _fields_ = (("bytes", ctypes.c_uint8 * 512),)
+
+    def set(self, offset: int, value: int) -> None:
+        self.bytes[offset : offset + 4] = value.to_bytes(4, "little")
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+class LlamaCpp:
+    """The library in `path`, the extension module of xllamacpp 2026.10.11549."""
+
+    def __init__(self, path: Path) -> None:
+        lib = self._lib = ctypes.CDLL(str(path))
+        for name in ("llama_model_default_params", "llama_context_default_params"):
+            getattr(lib, name).restype = _Params
+        lib.llama_batch_init.restype = _Batch
+        lib.llama_decode.argtypes = (ctypes.c_void_p, _Batch)
+        for name in ("llama_model_load_from_file", "llama_init_from_model", "llama_get_logits"):
+            getattr(lib, name).restype = ctypes.c_void_p
+        lib.llama_model_load_from_file.argtypes = (ctypes.c_char_p, _Params)
+        lib.llama_init_from_model.argtypes = (ctypes.c_void_p, _Params)
+        for name in ("llama_get_logits", "llama_free", "llama_model_free", "llama_model_get_vocab"):
+            getattr(lib, name).argtypes = (ctypes.c_void_p,)
+        lib.llama_model_get_vocab.restype = ctypes.c_void_p
+        lib.llama_vocab_n_tokens.argtypes = (ctypes.c_void_p,)
+        lib.llama_tokenize.argtypes = (
+            *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
+            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
+        )
+        lib.ggml_quantize_chunk.restype = ctypes.c_size_t
+        lib.ggml_quantize_chunk.argtypes = (
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+        )
+        lib.llama_backend_init()
+
+    def logits(self, path: Path, tokens: list[int]) -> np.ndarray:
+        """Return the logits [T, V] of the model in the file `path` for `tokens` [T]."""
+        lib, T = self._lib, len(tokens)
+        model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        if model is None:
+            raise ValueError(f"llama.cpp does not load {path}")
+        params = lib.llama_context_default_params()
+        for offset, value in ((N_CTX, 128), (N_BATCH, 128), (N_UBATCH, 128), (N_THREADS, 1), (N_THREADS + 4, 1)):
+            params.set(offset, value)
+        assert params.bytes[TYPE_K] == params.bytes[TYPE_V] == 1, "offsets of another version"
+        params.set(TYPE_K, F32)
+        params.set(TYPE_V, F32)
+        context = lib.llama_init_from_model(model, params)
+        batch = lib.llama_batch_init(T, 0, 1)
+        batch.n_tokens = T
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index], batch.n_seq_id[index], batch.logits[index] = token, index, 1, 1
+            batch.seq_id[index][0] = 0
+        if lib.llama_decode(context, batch):
+            raise ValueError(f"llama.cpp does not run {path}")
+        V = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        found = ctypes.cast(lib.llama_get_logits(context), ctypes.POINTER(ctypes.c_float * (T * V)))
+        rows = np.array(found.contents, dtype=np.float32).reshape(T, V)
+        lib.llama_free(context)
+        lib.llama_model_free(model)
+        return rows
+
+    def tokenize(self, path: Path, texts: list[str], *, special: bool = True) -> list[list[int]]:
+        """Return the ids of each text, without tokens that the file adds, by the vocabulary of the file `path`."""
+        lib = self._lib
+        model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        if model is None:
+            raise ValueError(f"llama.cpp does not load {path}")
+        vocab = lib.llama_model_get_vocab(model)
+        found = []
+        for text in texts:
+            encoded = text.encode()
+            ids = (ctypes.c_int32 * (len(encoded) + 8))()
+            count = lib.llama_tokenize(vocab, encoded, len(encoded), ids, len(ids), False, special)
+            found.append(list(ids[:count]))
+        lib.llama_model_free(model)
+        return found
+
+    def quantise(self, rows: np.ndarray, kind: int, row_bytes: int) -> np.ndarray:
+        """Return `rows` [..., C] in ggml's type `kind`, whose rows have `row_bytes`. All columns matter alike."""
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        flat = rows.reshape(-1, rows.shape[-1])
+        out = np.zeros((len(flat), row_bytes), dtype=np.uint8)
+        matters = np.ones(flat.shape[1], dtype=np.float32)
+        pointers = (flat.ctypes.data, out.ctypes.data, 0, *flat.shape, matters.ctypes.data)
+        assert self._lib.ggml_quantize_chunk(kind, *pointers) == out.size
+        return out.reshape(*rows.shape[:-1], row_bytes)
