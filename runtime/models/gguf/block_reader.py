@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import gguf
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
-import gguf
 from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
 
 from ....kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ..config import ModelConfig

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import gguf
 import numpy as np
 import torch
-
-import gguf
 
 from ..config import ModelConfig
 from ..errors import CheckpointError
