@@ -103,7 +103,9 @@ def _to_tokenizer_model(file: GgufFile, tokens: Sequence[str], types: Sequence[i
     scores: list[float] = _required(file, "scores")
     model = messages.ModelProto()
     for text, score, kind in zip(tokens, scores, types, strict=True):
-        model.pieces.add(piece=text, score=score, type=kind)  # ggml's and SentencePiece's type numbers agree
+        # ggml's and SentencePiece's type numbers agree. llama.cpp's converter writes blanks in what users defined.
+        piece = text.replace(" ", "\u2581") if kind == _USER_DEFINED else text
+        model.pieces.add(piece=piece, score=score, type=kind)
     trained, normal = model.trainer_spec, model.normalizer_spec
     trained.model_type = messages.TrainerSpec.BPE
     trained.byte_fallback = _BYTE in types
