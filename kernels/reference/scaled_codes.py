@@ -7,8 +7,8 @@ H a Hadamard matrix. A stored value is `H v`. Biases and the sink would otherwis
 et al. 2024, KVQuant; Ashkboos et al. 2024, QuaRot, section 4; Lin et al. 2024, QServe, section 4.2).
 
 Bytes depend on the token's own key or value, its position and constants: any copy of them is whole. Of a head, in int8
-and e4m3: a bfloat16 scale, then D codes. In uint8, four bits: an e5m3 scale for each 32 channels (the last group may have
-fewer), then D / 2 bytes, the code of channel d in the low half, of d + D / 2 in the high half.
+and e4m3: a bfloat16 scale, then D codes. In uint8, four bits: an e5m3 scale for each 32 channels (the last group may
+have fewer), then D / 2 bytes, the code of channel d in the low half, of d + D / 2 in the high half.
 
 The codes 0 to 15 stand for the levels c + c^3 / 128, c = code - 7.5: near the best ones for normal numbers. An e5m3
 scale has 5 bits of exponent and 3 of mantissa, no sign and no subnormals; 255 is NaN. Score and output are linear in
@@ -35,7 +35,7 @@ LARGEST_LEVEL = _MAGNITUDES[-1]
 BOUNDS = [(low + high) / 2 for low, high in pairwise(_MAGNITUDES)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeyBasis:
     """Statistics that a layer's stored keys are relative to, float32. Keys are turned back to position 0 by the rotary
     embedding without its attention factor: what that factor multiplies is in them once."""
@@ -61,6 +61,12 @@ class KeyBasis:
 def scaled_size(head_dim: int, dtype: torch.dtype) -> int:
     """Return B, the elements of a cache of `dtype` that hold one head's key or value with its scales."""
     return head_dim // 2 + -(-head_dim // GROUP) if dtype == PACKED_INT4 else head_dim + 2
+
+
+def stored_size(head_dim: int, dtype: torch.dtype, *, is_scaled: bool = False) -> int:
+    """Return the elements of a cache of `dtype` that hold one head's key or value; `is_scaled`: with scales of its own,
+    as four bits always have."""
+    return scaled_size(head_dim, dtype) if is_scaled or dtype == PACKED_INT4 else head_dim
 
 
 def scaled_head_dim(size: int, dtype: torch.dtype) -> int:

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels import (
+    KvCache,
+    RowSpan,
+    StreamingAttention,
+    StreamingSizes,
+    attention_layout,
+    paged_attention,
+    store_kv,
+)
 from ramiform.kernels.reference.deterministic_attention import deterministic_attention
-from ramiform.kernels.reference.quantise import E4M3, PACKED_INT4, rotation_size
+from ramiform.kernels.reference.quantise import E4M3, PACKED_INT4, rotate, rotation_size
 from ramiform.kernels.reference.scaled_codes import (
     CLIPS,
     KeyBasis,
@@ -195,8 +203,7 @@ def seen_keys(row: RowSpan, window: int | None) -> list[tuple[list[int], list[in
 
 
 @DTYPES
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("is_special", [False, True], ids=["plain", "cap and sink"])
+@pytest.mark.parametrize(("window", "is_special"), [(None, False), (3, True)], ids=["plain", "window, cap and sink"])
 @pytest.mark.parametrize("kind", ["padded", "deterministic", "bfloat16"])
 def test_attention_reads_the_numbers_that_the_codes_stand_for(
     dtype: torch.dtype, window: int | None, is_special: bool, kind: str
@@ -237,6 +244,34 @@ def test_attention_reads_the_numbers_that_the_codes_stand_for(
                 tolerance = 2e-2 if kind == "bfloat16" else 1e-4
                 torch.testing.assert_close(got[t, head].double(), want, atol=tolerance, rtol=tolerance)
             t += 1
+
+
+@DTYPES
+def test_a_rolling_window_reads_keys_by_their_places_and_its_sink_by_the_row_of_position_0(dtype: torch.dtype) -> None:
+    """Judge: the same attention over the numbers that the codes stand for."""
+    torch.manual_seed(6)
+    D, K, H, L, page = 64, 2, 6, 30, 4
+    basis, places = some_basis(K, D), torch.arange(L)
+    kv = KvCache(*torch.zeros(2, 32, K, scaled_size(D, dtype)).to(dtype), basis=basis)
+    store_kv(torch.randn(L, K, D) + basis.offsets(places), torch.randn(L, K, D), kv, places, places)
+    meant = KvCache(
+        unpack_keys(bits(kv.k_SKD)[:L].view(dtype), places, basis, torch.float32),
+        rotate(unpack(bits(kv.v_SKD)[:L].view(dtype), torch.float32)),
+    )
+
+    def turn_back(distances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phases = distances[:, None] * basis.frequencies
+        cos, sin = phases.cos()[:, None], phases.sin()[:, None]
+        return torch.cat((cos, cos), -1), torch.cat((sin, -sin), -1)
+
+    row, q_THD = RowSpan(24, 6, np.arange(8)), torch.randn(6, H, D)
+    for num_sinks in (0, 2):
+        sizes = StreamingSizes(window=7, num_sinks=num_sinks)
+        attention = StreamingAttention(
+            [row], sizes, page_size=page, turn_back=turn_back, device=torch.device("cpu"), cap=None
+        )
+        got, want = (attention.attend(q_THD, cache, 0.02) for cache in (kv, meant))
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 def bits(codes: torch.Tensor) -> torch.Tensor:
