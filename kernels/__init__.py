@@ -19,7 +19,7 @@ from .arguments import (
     RowSpan,
     SharedKeys,
 )
-from .dispatch import KernelsName, for_device, quantised_products
+from .dispatch import TRITON_READS_BASES, KernelsName, for_device, quantised_products, uses_triton
 from .kv_cache import KvCache
 from .ops import Attention, LatentArgs, Ops
 from .reference.attention import paged_attention, store_kv
@@ -27,8 +27,9 @@ from .reference.attention_layout import AttentionLayout, attention_layout
 from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
-from .reference.quantise import PACKED_INT4, QUANTISED_MAX, stored_size
+from .reference.quantise import PACKED_INT4, QUANTISED_MAX
 from .reference.sampling import SAMPLING_DTYPES, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
+from .reference.scaled_codes import KeyBasis, stored_size
 from .reference.streaming import StreamingAttention, StreamingSizes
 from .reference.trees import compact_kv, walk_trees
 from .transfer import Deferred, to_buffer, to_device, to_host
@@ -38,6 +39,7 @@ __all__ = [
     "PACKED_INT4",
     "QUANTISED_MAX",
     "SAMPLING_DTYPES",
+    "TRITON_READS_BASES",
     "Attention",
     "AttentionArgs",
     "AttentionLayout",
@@ -46,6 +48,7 @@ __all__ = [
     "Deferred",
     "GroupRouting",
     "KernelsName",
+    "KeyBasis",
     "KvCache",
     "LatentArgs",
     "Ops",
@@ -82,5 +85,6 @@ __all__ = [
     "to_device",
     "to_host",
     "token_logprobs",
+    "uses_triton",
     "walk_trees",
 ]

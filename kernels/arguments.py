@@ -104,6 +104,7 @@ class RopeAndStoreArgs(NamedTuple):
     num_heads: int  # H
     eps: float  # of the norms of queries and keys
     rotate_keys: bool = True  # False: keys are stored unrotated
+    positions_T: torch.Tensor | None = None  # int64; a cache with a basis needs them
 
 
 class GroupRouting(NamedTuple):

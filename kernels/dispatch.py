@@ -16,6 +16,7 @@ from .ops import Ops
 logger = logging.getLogger("ramiform.kernels")
 
 KernelsName = Literal["auto", "triton", "reference"]
+TRITON_READS_BASES = False  # whether its kernels read codes with scales of their own; else plain torch does
 
 
 def for_device(
@@ -31,7 +32,7 @@ def for_device(
     torch with compiled loops, without them while they are postponed. Triton on a CPU runs in its interpreter, for
     tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
     """
-    if name == "triton" or (name == "auto" and device.type == "cuda" and _has_kernels()):
+    if uses_triton(device, name):
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic, attention_cap)
@@ -44,6 +45,11 @@ def for_device(
     if name == "auto" and device.type == "cpu" and not deterministic:
         return PlainCpuOps(attention_cap)
     return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)
+
+
+def uses_triton(device: torch.device, name: KernelsName) -> bool:
+    """Return True if `for_device` returns Triton's ops."""
+    return name == "triton" or (name == "auto" and device.type == "cuda" and _has_kernels())
 
 
 @cache

@@ -10,22 +10,24 @@ from dataclasses import dataclass
 import torch
 
 from .reference.quantise import PACKED_INT4, SCALE_BYTES
+from .reference.scaled_codes import KeyBasis, scaled_head_dim
 
 
 @dataclass(frozen=True)
 class KvCache:
     """Keys and values of one layer. In a cache with scales a code times its head's scale is the number it stands for.
 
-    A cache of four-bit codes (uint8) has the bytes of `reference.quantise.pack_int4` in place of D numbers. A key that
-    is unpacked and rotated back has to be multiplied by its channel's scale, a value by none.
+    A cache with a `basis` has the bytes of `reference.scaled_codes` in place of D numbers: codes with scales of their
+    own. Those of four bits (uint8) have always one.
 
     With latent attention `v_SKD` is a view of the first dimensions of `k_SKD`, and the scales are the same.
     """
 
     k_SKD: torch.Tensor
     v_SKD: torch.Tensor
-    k_scale_K: torch.Tensor | None = None  # float32; of four-bit codes [K, D], powers of two
+    k_scale_K: torch.Tensor | None = None  # float32
     v_scale_K: torch.Tensor | None = None
+    basis: KeyBasis | None = None
 
     @property
     def is_latent(self) -> bool:
@@ -36,6 +38,8 @@ class KvCache:
     def head_dim(self) -> int:
         """D, whatever the format."""
         size = self.k_SKD.shape[2]
+        if self.basis is not None:
+            return scaled_head_dim(size, self.k_SKD.dtype)
         return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == PACKED_INT4 else size
 
     @property
@@ -48,4 +52,5 @@ class KvCache:
         k_scale_k, v_scale_k = (
             None if scale_K is None else scale_K[part] for scale_K in (self.k_scale_K, self.v_scale_K)
         )
-        return KvCache(self.k_SKD[:, part], self.v_SKD[:, part], k_scale_k, v_scale_k)
+        basis = None if self.basis is None else self.basis.heads(part)
+        return KvCache(self.k_SKD[:, part], self.v_SKD[:, part], k_scale_k, v_scale_k, basis)

@@ -5,8 +5,8 @@
 A copy computes the same function: some channels of the keys are multiplied by 20, and those of the queries divided by
 it. In copies with heads of 128 numbers each key and value channel stands twice, once for the queries and outputs to
 read and once as a neighbour, so their keys are like the model's, and the function is again the same. Rotary embedding
-turns channels in pairs, so outliers come in pairs. Scales are measured on random tokens. Texts are held out from
-training. Parts of int4 are left out by replacing their functions.
+turns channels in pairs, so outliers come in pairs. Statistics are those of the built-in text, texts are held out from
+training.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 import typer
@@ -37,21 +33,7 @@ FACTOR = 20.0
 MODELS = ((64, 0), (64, 4), (64, 8), (128, 0), (128, 8))  # size of heads, outlier channels
 
 
-@dataclass(frozen=True)
-class Kind:
-    dtype: KvDtypeName
-    rotates: bool = True
-    balances: bool = True  # keys are divided by factors of their channels
-
-    def __str__(self) -> str:
-        left_out = [name for name, has in (("rotation", self.rotates), ("factors", self.balances)) if not has]
-        return self.dtype + (f" without {' and '.join(left_out)}" if left_out else "")
-
-
-KINDS = (
-    *map(Kind, ("bf16", "int8", "fp8", "fp8_e5m2")),  # type: ignore[arg-type]
-    *(Kind("int4", rotates, balances) for balances in (False, True) for rotates in (False, True)),
-)
+KINDS: tuple[KvDtypeName, ...] = ("bf16", "int8", "fp8", "fp8_e5m2", "int4")
 
 
 def write_copy(folder: Path, head_dim: int, num_outliers: int) -> None:
@@ -84,17 +66,6 @@ def write_copy(folder: Path, head_dim: int, num_outliers: int) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-@contextmanager
-def parts(kind: Kind) -> Iterator[None]:
-    """Leave out the parts of int4 that `kind` lacks."""
-    with ExitStack() as stack:
-        if not kind.rotates:
-            stack.enter_context(patch("ramiform.kernels.reference.attention.rotate", lambda x: x))
-        if not kind.balances:
-            stack.enter_context(patch("ramiform.runtime.engine.kv_ranges._channel_scales", torch.ones_like))
-        yield
-
-
 def main(num_documents: Documents = 100, out: Out = None) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramiform").setLevel(logging.ERROR)
@@ -108,10 +79,10 @@ def main(num_documents: Documents = 100, out: Out = None) -> None:
         with tempfile.TemporaryDirectory() as name:
             write_copy(Path(name), head_dim, num_outliers)
             for kind in KINDS:
-                with parts(kind):
-                    settings = CoreConfig(device="cpu", dtype="float32", num_pages=64, kv_dtype=kind.dtype)
-                    engine = build_engine(settings, Path(name))
-                    found = perplexity(engine, tokens, 512)
+                engine = build_engine(
+                    CoreConfig(device="cpu", dtype="float32", num_pages=64, kv_dtype=kind), Path(name)
+                )
+                found = perplexity(engine, tokens, 512)
                 baseline = baseline or found
                 cells.append(f"{found / baseline - 1:+.3%}" if len(cells) else f"{found:.4f}")
                 sizes.append(f"{engine.info.kv_bytes // (64 * PAGE_SIZE):,}")

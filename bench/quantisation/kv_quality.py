@@ -4,9 +4,9 @@ It measures perplexity, right answers, agreement with the unquantised cache, mem
 
     python -P bench/quantisation/kv_quality.py [--cases N] [--documents N] [--repeat N] [--out FILE]
 
-Cases and documents are those of `examples/demo_model/evaluate.py`, held out from training; scales are measured on
-documents of the training's kind, or on random tokens as at a start without scales. Speeds are medians of interleaved
-runs, given as float32's time over the other's: above 1 is faster.
+Cases and documents are those of `examples/demo_model/evaluate.py`, held out from training; statistics are those of the
+built-in text. Speeds are medians of interleaved runs, given as float32's time over the other's: above 1 is faster.
+`bench/kv_quality.py` measures trained models.
 """
 
 from __future__ import annotations
@@ -14,61 +14,28 @@ from __future__ import annotations
 import itertools
 import logging
 import statistics
-import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import torch
 import typer
 
 from ramiform.bench import offline
 from ramiform.bench.harness import Cases, Documents, Out, matrix, report
 from ramiform.bench.quantisation.skills import SEED, Answers, Greedy, answers, change, held_out_tokens
-from ramiform.examples.demo_model import evaluate
-from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
+from ramiform.examples.demo_model.corpus.mix import SKILLS, cases_of
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
-from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.tools.quantize.perplexity import perplexity
 
-CALIBRATION_SEED = 5
 SCENARIOS = (
     offline.Scenario("single stream, 1.5k context", 1, 1500, 64),
     offline.Scenario("batch 8, 1k context", 8, 1000, 24, num_shared=992),
     offline.Scenario("prefill 1k", 1, 1024, 1, counts="prompt"),
 )
-Scales = Literal["text", "random"]
-
-
-@dataclass(frozen=True)
-class Kind:
-    dtype: KvDtypeName
-    scales: Scales | None = None  # measured on what
-
-    def __str__(self) -> str:
-        return self.dtype if self.scales is None else f"{self.dtype}, {self.scales}"
-
-
-KINDS = (
-    Kind("fp32"),
-    Kind("bf16"),
-    *(Kind(dtype, scales) for dtype, scales in product(("fp8", "int8"), ("text", "random"))),  # type: ignore[arg-type]
-)
-
-
-def ranges(num_documents: int) -> dict[Scales, KvRanges]:
-    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
-    encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
-    documents = itertools.islice(cases(CALIBRATION_SEED, held_out=False, wide=True), num_documents)
-    texts = [encode(case.document) for case in documents]
-    return {"text": measure(model, texts), "random": measure(model, random_texts(model.config))}
+KINDS: tuple[KvDtypeName, ...] = ("fp32", "bf16", "fp8", "int8", "int4")
 
 
 def agreement(texts: list[str], exact: list[str]) -> tuple[float, float]:
@@ -84,16 +51,17 @@ def agreement(texts: list[str], exact: list[str]) -> tuple[float, float]:
 Rows = dict[str, list[str]]  # a cell for each kind
 
 
-def sizes(cores: dict[Kind, LoadedCore]) -> Rows:
+def sizes(cores: dict[KvDtypeName, LoadedCore]) -> Rows:
     config = read_config(SHIPPED_MODEL)
-    per_token = [bytes_per_page(config, core.engine._device.pool.dtype) // PAGE_SIZE for core in cores.values()]
+    pools = [core.engine._device.pool for core in cores.values()]
+    per_token = [bytes_per_page(config, pool.dtype, is_scaled=pool.is_scaled) // PAGE_SIZE for pool in pools]
     return {
         "bytes of a token": [f"{number:,}" for number in per_token],
         "tokens in 1 GiB": [f"{core.info.num_slots:,}" for core in cores.values()],
     }
 
 
-def quality(cores: dict[Kind, LoadedCore], num_cases: int, num_documents: int) -> Rows:
+def quality(cores: dict[KvDtypeName, LoadedCore], num_cases: int, num_documents: int) -> Rows:
     tokens = held_out_tokens(num_documents)
     prompts = [case.prompt for skill in SKILLS if skill != "react" for case in cases_of(skill, SEED + 1, num_cases)]
     rows: Rows = defaultdict(list)
@@ -120,7 +88,7 @@ def quality(cores: dict[Kind, LoadedCore], num_cases: int, num_documents: int) -
     return rows
 
 
-def speeds(cores: dict[Kind, LoadedCore], repeat: int) -> Rows:
+def speeds(cores: dict[KvDtypeName, LoadedCore], repeat: int) -> Rows:
     rows: Rows = {}
     for scenario in SCENARIOS:
         by_kind = offline.median_seconds({str(kind): core for kind, core in cores.items()}, scenario, repeat)
@@ -136,15 +104,9 @@ def main(
     out: Out = None,
 ) -> None:
     logging.getLogger("ramiform").setLevel(logging.ERROR)
-    cores: dict[Kind, LoadedCore] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, measured in ranges(100).items():
-            write_ranges(measured, Path(folder) / name)
-        for kind in KINDS:
-            scales = None if kind.scales is None else str(Path(folder) / kind.scales)
-            cores[kind] = load_core(
-                CoreConfig(device="cpu", dtype="float32", speculative="off", kv_dtype=kind.dtype, kv_scales=scales)
-            )
+    cores: dict[KvDtypeName, LoadedCore] = {}
+    for kind in KINDS:
+        cores[kind] = load_core(CoreConfig(device="cpu", dtype="float32", speculative="off", kv_dtype=kind))
     rows = sizes(cores)
     if num_cases:
         rows |= quality(cores, num_cases, num_documents)

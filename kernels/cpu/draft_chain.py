@@ -11,19 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention.inner import BLOCK
-from .attention.paged import (
-    DESCRIPTOR,
-    DTYPE,
-    FLOAT32,
-    HEAD_SIZE,
-    KEYS,
-    KV_HEADS,
-    STRIDE,
-    VALUES,
-    attend_tasks,
-    num_tasks,
-)
+from .attention.blocks import DESCRIPTOR, DTYPE, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES
+from .attention.inner import BLOCK, FLOAT32
+from .attention.paged import attend_tasks, num_tasks
 from .attention.plan_array import (
     BEGINS,
     ENDS,

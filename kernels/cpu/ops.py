@@ -76,7 +76,7 @@ class CpuOps(ReferenceOps):
     def rope_and_store(
         self, qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs
     ) -> torch.Tensor:
-        fits_cache = kv.k_SKD.dtype == qkv_TND.dtype and kv.k_scale_K is None
+        fits_cache = kv.k_SKD.dtype == qkv_TND.dtype and kv.k_scale_K is None and kv.basis is None
         tensors = qkv_TND, args.cos_T1D, args.sin_T1D, kv.k_SKD, kv.v_SKD
         if qk_norm_HD is not None:
             tensors = *tensors, qk_norm_HD

@@ -29,15 +29,28 @@ from .quantise import (
     to_e5m2,
     unpack_int4,
 )
+from .scaled_codes import pack_keys, pack_values, unpack, unpack_keys
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 # Rows of a key head's product that repay a call, and bytes of its scores that stay in a processor's cache.
 _ROWS, _SCORES = 512, 2 << 20
 
 
-def store_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv: KvCache, slots_T: torch.Tensor) -> None:
+def store_kv(
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    kv: KvCache,
+    slots_T: torch.Tensor,
+    positions_T: torch.Tensor | None = None,
+) -> None:
     """Write token t's key and value to slot `slots_T[t]` of the cache, in place, as codes if it is quantised. Slots are
-    distinct."""
+    distinct. A cache with a basis needs the tokens' positions."""
+    if kv.basis is not None:
+        assert positions_T is not None, "keys are stored relative to statistics that depend on positions"
+        k_SKB, v_SKB = map(_bits, (kv.k_SKD, kv.v_SKD))
+        k_SKB.index_copy_(0, slots_T, _bits(pack_keys(k_TKD, positions_T, kv.basis, kv.k_SKD.dtype)))
+        v_SKB.index_copy_(0, slots_T, _bits(pack_values(v_TKD, kv.v_SKD.dtype)))
+        return
     _store(k_TKD, kv.k_SKD, kv.k_scale_K, slots_T)
     _store(v_TKD, kv.v_SKD, kv.v_scale_K, slots_T)
 
@@ -87,17 +100,20 @@ def paged_attention(
     `sinks_H` are further logits, one a head, that take part in the softmax and have no value (Xiao et al. 2023).
     Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention).
     """
-    unrotated = layout.groups[0].rope is not None
+    dtype, unrotated = q_THD.dtype, layout.groups[0].rope is not None
     q_THD = rotated_queries(q_THD, kv, unrotated=unrotated)
     outputs = [_attend(q_THD, kv, group, scale, cap, sinks_H) for group in layout.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    output = plain_outputs(output, kv)
+    output = plain_outputs(output, kv).to(dtype)
     return output if layout.order is None else output.index_select(0, layout.order)
 
 
 def rotated_queries(q_THD: torch.Tensor, kv: KvCache, *, unrotated: bool = False) -> torch.Tensor:
     """Return the queries as the cache's keys are stored: times the keys' scales, rotated for four-bit keys. With
-    `unrotated`, four-bit keys are rotated back when they are read instead."""
+    `unrotated`, four-bit keys are rotated back when they are read instead. Keys of a cache with a basis are read as the
+    numbers meant, in float32 at least."""
+    if kv.basis is not None:
+        return q_THD.to(torch.promote_types(q_THD.dtype, torch.float32))
     packed = kv.k_SKD.dtype == PACKED_INT4
     if kv.k_scale_K is not None and not (packed and unrotated):
         q_THD = _scale_heads(q_THD, kv.k_scale_K)
@@ -108,7 +124,7 @@ def plain_outputs(output_THD: torch.Tensor, kv: KvCache) -> torch.Tensor:
     """Return sums of the cache's values as sums of the numbers meant."""
     if kv.v_scale_K is not None:
         output_THD = _scale_heads(output_THD, kv.v_scale_K)
-    return rotate(output_THD) if kv.v_SKD.dtype == PACKED_INT4 else output_THD
+    return rotate(output_THD) if kv.v_SKD.dtype == PACKED_INT4 or kv.basis is not None else output_THD
 
 
 def _scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
@@ -129,15 +145,16 @@ def _attend(
     B, T, L = group.num_rows, group.num_queries, group.num_keys
     H, D, K = q_THD.shape[1], q_THD.shape[2], kv.k_SKD.shape[1]
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
-    k_BLKD = gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)
-    if group.rope is not None and kv.k_SKD.dtype == PACKED_INT4:
+    bias = None if group.bias is None else group.bias.to(q.dtype)
+    k_BLKD = gather_keys(kv, group.slots, group.positions, q.dtype).view(B, L, K, D)
+    if kv.basis is None and group.rope is not None and kv.k_SKD.dtype == PACKED_INT4:
         k_BLKD = rotate(k_BLKD)
         k_BLKD = k_BLKD if kv.k_scale_K is None else k_BLKD * kv.k_scale_K.to(q.dtype)
     k_BKLD = group.rotate(k_BLKD).transpose(1, 2)
     if kv.is_latent:
         v_BKLD = k_BKLD[..., : kv.v_SKD.shape[2]]
     else:
-        v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
+        v_BKLD = gather_values(kv, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
     # torch's fused attention would repeat the one latent for every head.
     if cap is not None or sinks_H is not None or (kv.is_latent and not group.causal):
         return _attend_by_scores(q.reshape(B, T, H, D), k_BKLD, v_BKLD, group, scale, cap, sinks_H)
@@ -146,10 +163,10 @@ def _attend(
     if T == 1:
         # The heads that share a key head become its queries: one product per key head, not one per query head.
         q_BKGD = q.reshape(B, K, H // K, D)
-        out = F.scaled_dot_product_attention(q_BKGD, k_BKLD, v_BKLD, attn_mask=group.bias, scale=scale)
+        out = F.scaled_dot_product_attention(q_BKGD, k_BKLD, v_BKLD, attn_mask=bias, scale=scale)
         return out.reshape(B, H, D)
     q_BHTD = q.reshape(B, T, H, D).transpose(1, 2)
-    out = F.scaled_dot_product_attention(q_BHTD, k_BKLD, v_BKLD, attn_mask=group.bias, scale=scale, enable_gqa=H != K)
+    out = F.scaled_dot_product_attention(q_BHTD, k_BKLD, v_BKLD, attn_mask=bias, scale=scale, enable_gqa=H != K)
     return out.transpose(1, 2).reshape(B * T, H, D)
 
 
@@ -181,6 +198,24 @@ def _attend_by_scores(
     weights = torch.softmax(scores, dim=-1)[..., :L].to(v_BKLD.dtype).reshape(B, K, -1, L)
     out_BKGTV = (weights @ v_BKLD).view(B, K, H // K, T, V)
     return out_BKGTV.permute(0, 3, 1, 2, 4).contiguous().view(B * T, H, V)
+
+
+def gather_keys(kv: KvCache, slots: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the keys of the slots as `gather_slots` does; of a cache with a basis the numbers meant, [L, K, D].
+    `positions` are those of the keys."""
+    if kv.basis is None:
+        return gather_slots(kv.k_SKD, slots, dtype)
+    return unpack_keys(_codes_of(kv.k_SKD, slots), positions, kv.basis, dtype)
+
+
+def gather_values(kv: KvCache, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of the slots as `gather_slots` does; of a cache with a basis as they were rotated, [L, K,
+    D]."""
+    return gather_slots(kv.v_SKD, slots, dtype) if kv.basis is None else unpack(_codes_of(kv.v_SKD, slots), dtype)
+
+
+def _codes_of(cache_SKB: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return _bits(cache_SKB).index_select(0, slots).view(cache_SKB.dtype)
 
 
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

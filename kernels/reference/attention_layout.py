@@ -34,6 +34,7 @@ class PaddedRows:
     num_keys: int
     queries: torch.Tensor | None  # [B * T] int64
     slots: torch.Tensor  # [B * L] int64
+    positions: torch.Tensor  # [B * L] int64, of the keys
     bias: torch.Tensor | None  # [B, 1, T, L], 0 where the key is visible, else -inf; None: all are
     causal: bool  # one row, whose queries are the last of its keys, and each sees those up to itself
     rope: tuple[torch.Tensor, torch.Tensor] | None  # cos, sin [B, L, 1, D] for keys stored unrotated
@@ -80,7 +81,8 @@ def attention_layout(
         local_BT = np.minimum(np.arange(T), num_B - 1)
         query_BT = starts_R[rows_B, None] + local_BT
         key_BL = begin_B + np.arange(L)
-        slots_BL = _slots([rows[r].pages for r in rows_B], np.minimum(key_BL, last_B), page_size)
+        place_BL = np.minimum(key_BL, last_B)
+        slots_BL = _slots([rows[r].pages for r in rows_B], place_BL, page_size)
         trees = {b: rows[r] for b, r in enumerate(rows_B.tolist()) if rows[r].tree}
         causal = window is None and len(rows_B) == 1 and T >= _MIN_CHUNK and not trees
         if causal:
@@ -101,6 +103,7 @@ def attention_layout(
                 num_keys=L,
                 queries=None if every else torch.from_numpy(query_BT.ravel()).to(device),
                 slots=torch.from_numpy(slots_BL.ravel()).to(device),
+                positions=torch.from_numpy(_key_positions(place_BL, trees).ravel()).to(device),
                 bias=bias,
                 causal=causal,
                 rope=None
@@ -175,6 +178,17 @@ def _tree_bias(
         hidden_BTL |= key_position_BL[:, None, :] < first_seen(query_position_BT[:, :, None], window)
     hidden = torch.from_numpy(hidden_BTL).to(device)
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def _key_positions(place_BL: np.ndarray, trees: Mapping[int, RowSpan]) -> np.ndarray:
+    """Return the positions of keys, given by place: a node's is that of the last token before the tree plus its
+    depth."""
+    position_BL = place_BL.copy()
+    for b, row in trees.items():
+        first_node = row.first_position + row.num_tokens - len(row.tree)
+        nodes_L = place_BL[b] - first_node
+        position_BL[b, nodes_L >= 0] = first_node - 1 + ancestors(row.tree)[1][nodes_L[nodes_L >= 0]]
+    return position_BL
 
 
 def ancestors(tree: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ import torch
 from ..arguments import RowSpan, first_seen
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .attention import gather_slots, plain_outputs, rotated_queries
+from .attention import gather_keys, gather_values, plain_outputs, rotated_queries
 from .attention_layout import tree_paths
 
 _QUERIES = 8
@@ -40,6 +40,7 @@ class DeterministicAttention:
         _, H, D = q_THD.shape
         K = kv.k_SKD.shape[1]
         G, Q = H // K, _QUERIES
+        dtype = q_THD.dtype
         q_THD = rotated_queries(q_THD, kv)
         B = len(self.queries_BQ)
         q_BKMD = q_THD[self.queries_BQ].float().view(B, Q, K, G, D).transpose(1, 2).reshape(B * K, Q * G, D) * scale
@@ -50,13 +51,13 @@ class DeterministicAttention:
         if sinks_H is not None:  # as the first key, without a value
             largest.view(B, K, Q, G, 1).copy_(sinks_H.float().view(K, 1, G, 1))
             total.fill_(1)
-        for slots_BN, hidden_BQN in self.blocks_BN:
+        for block, (slots_BN, hidden_BQN) in enumerate(self.blocks_BN):
+            slots = slots_BN.flatten()
+            # Of keys that a run does not have, the position is any.
+            positions = torch.arange(block * _KEYS, (block + 1) * _KEYS, device=slots.device).repeat(B)
             k, v = (
-                gather_slots(cache_SKD, slots_BN.flatten(), torch.float32)
-                .view(B, _KEYS, K, -1)
-                .transpose(1, 2)
-                .flatten(0, 1)
-                for cache_SKD in (kv.k_SKD, kv.v_SKD)
+                found.view(B, _KEYS, K, -1).transpose(1, 2).flatten(0, 1)
+                for found in (gather_keys(kv, slots, positions, torch.float32), gather_values(kv, slots, torch.float32))
             )
             scores = torch.bmm(q_BKMD, k.transpose(1, 2)).view(B, K, Q, G, _KEYS)
             if self.cap is not None:
@@ -71,7 +72,7 @@ class DeterministicAttention:
         out_BQHD = (acc / total).view(B, K, Q, G, V).transpose(1, 2).reshape(B * Q, H, V).to(q_THD.dtype)
         out_THD = q_THD.new_empty((len(q_THD), H, V))
         out_THD[self.queries_BQ.flatten()] = out_BQHD  # a repeated query has the same output
-        return plain_outputs(out_THD, kv)
+        return plain_outputs(out_THD, kv).to(dtype)
 
 
 class _Run(NamedTuple):

@@ -84,12 +84,20 @@ class ReferenceOps:
         qk, v = qkv_TND[:, : H + K], qkv_TND[:, H + K :]
         if qk_norm_HD is not None:
             qk = self.rms_norm(qk, qk_norm_HD, args.eps)
-        if args.rotate_keys:
+        if kv.basis is not None:  # what is left of a key without its mean must not be its rounding
+            dtype, wide = qk.dtype, torch.promote_types(qk.dtype, torch.float32)
+            angles = args.cos_T1D.to(wide), args.sin_T1D.to(wide)
+            if args.rotate_keys:
+                qk = layers.apply_rope(qk.to(wide), *angles)
+                q, k = qk[:, :H].to(dtype), qk[:, H:]
+            else:
+                q, k = layers.apply_rope(qk[:, :H].to(wide), *angles).to(dtype), qk[:, H:]
+        elif args.rotate_keys:
             qk = layers.apply_rope(qk, args.cos_T1D, args.sin_T1D)
             q, k = qk[:, :H], qk[:, H:]
         else:
             q, k = layers.apply_rope(qk[:, :H], args.cos_T1D, args.sin_T1D), qk[:, H:]
-        store_kv(k, v, kv, args.slots_T)
+        store_kv(k, v, kv, args.slots_T, args.positions_T)
         return q
 
 

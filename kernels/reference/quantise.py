@@ -70,11 +70,6 @@ _MIDDLE, CLIP = 7.5, 0.9
 _LEAST_SCALE = 2.0**-100  # of zeros, in place of 0, which is no divisor
 
 
-def stored_size(head_dim: int, dtype: torch.dtype) -> int:
-    """Return the elements of a cache of `dtype` that hold one head's key or value."""
-    return head_dim // 2 + SCALE_BYTES if dtype == PACKED_INT4 else head_dim
-
-
 def rotation_size(head_dim: int) -> int:
     """Return the size of the Hadamard matrices along the diagonal: the largest power of two that divides `head_dim`, at
     most 256."""

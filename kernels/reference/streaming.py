@@ -19,7 +19,7 @@ import torch
 
 from ..arguments import RowSpan
 from ..kv_cache import KvCache
-from .attention import gather_slots, plain_outputs, rotated_queries
+from .attention import gather_keys, gather_values, plain_outputs, rotated_queries
 from .layers import apply_rope
 
 # Rotations by negative distances [T], without attention factors -> cos, sin [T, 1, D].
@@ -65,6 +65,7 @@ class StreamingAttention:
         self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute attention as `Attention.attend` does."""
+        dtype = q_THD.dtype
         turned_THD = apply_rope(q_THD.float(), *self._turned).to(q_THD.dtype)
         q_THD, turned_THD = rotated_queries(q_THD, kv), rotated_queries(turned_THD, kv)
         parts: list[torch.Tensor] = []
@@ -74,7 +75,7 @@ class StreamingAttention:
                 own = slice(at, at + min(_BLOCK, row.num_tokens - start))
                 first = row.first_position + start
                 parts.append(self._block(q_THD[own], turned_THD[own], kv, kept, first, scale, sinks_H))
-        return plain_outputs(torch.cat(parts), kv)
+        return plain_outputs(torch.cat(parts), kv).to(dtype)
 
     def _block(
         self,
@@ -94,8 +95,8 @@ class StreamingAttention:
         seen_L = (places_L < first + N) & ((places_L < num_sinks) | (places_L > first - window))
         places_L, slots_L = places_L[seen_L], slots_L[seen_L]
         count = min(num_sinks, first + N)  # sinks come first
-        k_KDL = gather_slots(kv.k_SKD, slots_L, q_NHD.dtype).view(len(slots_L), K, -1).permute(1, 2, 0)
-        v_KLD = gather_slots(kv.v_SKD, slots_L, q_NHD.dtype).view(len(slots_L), K, -1).transpose(0, 1)
+        k_KDL = gather_keys(kv, slots_L, places_L, q_NHD.dtype).view(len(slots_L), K, -1).permute(1, 2, 0)
+        v_KLD = gather_values(kv, slots_L, q_NHD.dtype).view(len(slots_L), K, -1).transpose(0, 1)
         scores = [
             torch.matmul(queries.view(N, K, H // K, D).permute(1, 2, 0, 3).flatten(1, 2), keys).view(K, H // K, N, -1)
             for queries, keys in ((turned_NHD, k_KDL[..., :count]), (q_NHD, k_KDL[..., count:]))

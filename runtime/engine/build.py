@@ -21,7 +21,7 @@ from ..models.parallel.shard import shard_of
 from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
 from ..models.read_config import read_config
-from ..models.stored.kv_scales import KvScales
+from ..models.stored.kv_scales import KvConstants
 from ..models.stored.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
@@ -29,7 +29,7 @@ from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
-from .kv_format import choose_kv_dtype, choose_scales
+from .kv_format import ChosenScales, choose_kv_dtype, choose_scales, given_scales, is_scaled
 from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
 from .kv_size import MeasureMemory, MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .paths import EngineParts
@@ -91,14 +91,14 @@ def build_engine(
     sizes = _page_sizes(config, resolved, draft)
     pages_by_setting(config, context_length, sizes.page)  # which may raise an error: before the weights are loaded
     model = _load(config, path, resolved, on_progress)
-    scales = choose_scales(config, path, model, resolved.kv_dtype, group)
+    scales = choose_scales(resolved.given_scales, config, path, model, resolved.kv_dtype, group)
     num_state_bytes = allocate_states(config, model)
     make_graphs = _graphs_factory(config, resolved, model)
-    measure = _measurement(config, resolved, model, scales.scales, make_graphs, draft)
+    measure = _measurement(config, resolved, model, scales.constants, make_graphs, draft)
     num_pages, share = _count_pages(config, resolved, sizes, num_state_bytes, measure)
     max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
     num_host_pages = int(config.host_kv_memory * 2**30) // sizes.page
-    pool = _allocate_pool(config, resolved, scales.scales, num_pages, num_host_pages, share)
+    pool = _allocate_pool(config, resolved, scales.constants, num_pages, num_host_pages, share)
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
@@ -132,6 +132,8 @@ class _Resolved:
     num_weights: int  # of the whole model
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    kv_scaled: bool  # codes of keys and values have scales of their own
+    given_scales: ChosenScales | None  # of the whole model, that files have
     context_length: int
 
     @property
@@ -163,7 +165,20 @@ def _resolve(config: CoreConfig, path: Path, group: Group) -> _Resolved:
         model_config = replace(model_config, rope=model_config.rope.within(context_length))
     head_dim, is_latent = model_config.head_dim, model_config.latent is not None
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, head_dim=head_dim, is_latent=is_latent)
-    return _Resolved(group, device, whole_config, model_config, streaming, num_weights, dtype, kv_dtype, context_length)
+    given = given_scales(config, path, whole_config, kv_dtype)
+    return _Resolved(
+        group,
+        device,
+        whole_config,
+        model_config,
+        streaming,
+        num_weights,
+        dtype,
+        kv_dtype,
+        is_scaled(config, device, kv_dtype, whole_config, given),
+        given,
+        context_length,
+    )
 
 
 @dataclass(frozen=True)
@@ -177,11 +192,14 @@ class _PageSizes:
 
 def _page_sizes(config: CoreConfig, resolved: _Resolved, draft: DraftBytes) -> _PageSizes:
     model_config, group, kv_dtype = resolved.model_config, resolved.group, resolved.kv_dtype
+    scaled = resolved.kv_scaled
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(resolved.whole_config, group.stage.size)))
     share = window_share(config, model_config, group, resolved.device, resolved.context_length)
-    whole_page = draft.per_page + bytes_per_page(largest, kv_dtype)
-    page = whole_page if share is None else draft.per_page + share.page_bytes(model_config, kv_dtype)
+    whole_page = draft.per_page + bytes_per_page(largest, kv_dtype, is_scaled=scaled)
+    page = whole_page
+    if share is not None:
+        page = draft.per_page + share.page_bytes(model_config, kv_dtype, is_scaled=scaled)
     return _PageSizes(page, whole_page, share)
 
 
@@ -227,7 +245,7 @@ def _measurement(
     config: CoreConfig,
     resolved: _Resolved,
     model: Decoder,
-    scales: KvScales | None,
+    constants: KvConstants | None,
     make_graphs: _GraphsFactory | None,
     draft: DraftBytes,
 ) -> MeasureMemory:
@@ -240,7 +258,7 @@ def _measurement(
         use = measure_memory(
             model,
             resolved.kv_dtype,
-            scales,
+            constants,
             resolved.group,
             num_tokens=config.prefill_budget,
             num_rows=min(max_running, config.prefill_budget),
@@ -280,26 +298,27 @@ def _count_pages(
 def _allocate_pool(
     config: CoreConfig,
     resolved: _Resolved,
-    scales: KvScales | None,
+    constants: KvConstants | None,
     num_pages: int,
     num_host_pages: int,
     share: WindowShare | None,
 ) -> KvPool:
     """Allocate the KV of pages, window pages and host pages. Raises RequestError, naming the setting, if there is no
     room."""
-    model_config, device, kv_dtype = resolved.model_config, resolved.device, resolved.kv_dtype
+    model_config, device = resolved.model_config, resolved.device
+    stored = resolved.kv_dtype, resolved.kv_scaled
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     num_full_layers = None if share is None else share.num_full_layers
-    memory = _memory(model_config, num_pages, device, kv_dtype, param=setting, num_layers=num_full_layers)
+    memory = _memory(model_config, num_pages, device, stored, param=setting, num_layers=num_full_layers)
     windows = None
     if share is not None:
         count, num_layers = share.num_window_pages(num_pages), share.num_window_layers
-        own = _memory(model_config, count, device, kv_dtype, param=setting, num_layers=num_layers)
+        own = _memory(model_config, count, device, stored, param=setting, num_layers=num_layers)
         windows = WindowMemory(own, share.has_window)
     pinned = device.type == "cuda" and num_host_pages > 0
-    host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory", pinned=pinned)
+    host = _memory(model_config, num_host_pages, torch.device("cpu"), stored, param="host_kv_memory", pinned=pinned)
     queue = CudaCopyQueue(device, model_config.num_kv_layers) if pinned else None
-    return KvPool(memory, host, scales, queue, windows)
+    return KvPool(memory, host, constants, queue, windows)
 
 
 def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
@@ -351,16 +370,20 @@ def _memory(
     model: ModelConfig,
     num_pages: int,
     device: torch.device,
-    dtype: torch.dtype,
+    stored: tuple[torch.dtype, bool],
     *,
     param: str,
     pinned: bool = False,
     num_layers: int | None = None,
 ) -> KvMemory:
+    """Allocate pages of `stored`, a dtype and whether its codes have scales of their own."""
+    dtype, is_scaled = stored
     try:
-        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned, num_layers=num_layers)
+        return KvMemory(
+            model, num_pages, device=device, dtype=dtype, is_scaled=is_scaled, pinned=pinned, num_layers=num_layers
+        )
     except (RuntimeError, MemoryError, torch.OutOfMemoryError):
-        gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
+        gibibytes = num_pages * bytes_per_page(model, dtype, is_scaled=is_scaled) / 2**30
         raise RequestError(
             f"{num_pages} pages of KV take {gibibytes:,.1f} GiB, more than {device} has: lower {param}", param=param
         ) from None

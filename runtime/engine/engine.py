@@ -91,7 +91,7 @@ class ForwardEngine:
         self.kv_shape = KvShape(
             whole.num_kv_layers,
             whole.num_kv_heads,
-            stored_size(whole.head_dim, pool.dtype) * pool.dtype.itemsize,
+            stored_size(whole.head_dim, pool.dtype, is_scaled=pool.is_scaled) * pool.dtype.itemsize,
             kv_scales.digest,
             whole.num_kv_parts,
         )

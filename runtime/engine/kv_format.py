@@ -1,4 +1,4 @@
-"""Storage format of keys and values: the dtype that a setting asks for, and the origin of the scales of quantised ones.
+"""Storage format of keys and values: the dtype that a setting asks for, and the origin of what quantised ones need.
 
 See docs/inside/decisions/0010-scales-before-the-first-token.md and 0020-four-bit-keys-and-values.md.
 """
@@ -12,14 +12,16 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import PACKED_INT4, QUANTISED_MAX
+from ...kernels import PACKED_INT4, QUANTISED_MAX, TRITON_READS_BASES, uses_triton
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.parallel.group import SINGLE_RANK, Group
-from ..models.stored.kv_scales import KvScales, read_kv_scales
+from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics, read_kv_scales
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
-from .kv_ranges import measure, random_texts, ranges_file, read_ranges
+from .kv_ranges import measure, ranges_file, read_constants
+from .kv_statistics import divergence, kept_or_measured, start_text
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -32,6 +34,7 @@ KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
     "int8": torch.int8,
     "int4": PACKED_INT4,
 }
+_LOSS_BOUND = 0.05  # of the divergence on the built-in text, above which a start warns
 _E4M3_CAPABILITY = (8, 9)  # CUDA devices convert e4m3 from this capability on
 
 
@@ -67,20 +70,16 @@ def kv_dtype_name(dtype: torch.dtype) -> KvDtypeName:
 
 @dataclass(frozen=True)
 class ChosenScales:
-    """Scales of keys and values, and their origin."""
+    """Scales of keys and values, or the statistics that keys are stored relative to, and their origin."""
 
-    scales: KvScales | None
-    origin: str  # a file, "checkpoint", "random tokens", or "none" where none are needed
-    digest: str = "none"  # of the whole model's scales; of scales measured here, also of the ranks that share it
+    constants: KvConstants | None
+    origin: str  # a file, "checkpoint", "built-in text", or "none" where none are needed
+    digest: str = "none"  # of the whole model's; of what is measured here, also of the ranks that share it
 
 
-def choose_scales(
-    config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, group: Group = SINGLE_RANK
-) -> ChosenScales:
-    """Return the scales for keys and values of `dtype` of the model at `path`.
-
-    They come from the file that the settings name, else the file beside the model, else the checkpoint, else a
-    measurement on random tokens. They never change afterwards.
+def given_scales(config: CoreConfig, path: Path, model: ModelConfig, dtype: torch.dtype) -> ChosenScales | None:
+    """Return the whole model's scales or statistics for keys and values of `dtype` that a file has: the one that the
+    settings name, else that beside the model, else the checkpoint; None: they are measured, or none are needed.
 
     Raises CheckpointError when a file is not readable or of another model, RequestError when `kv_scales` is set for a
     dtype without scales.
@@ -90,40 +89,86 @@ def choose_scales(
             raise RequestError(
                 f"kv_scales are for kv_dtype fp8, int8 and int4, not {config.kv_dtype!r}", param="kv_scales"
             )
-        return ChosenScales(None, "none")
+        return None
     file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
-        found = read_ranges(file, model.whole_config)
-        if dtype != PACKED_INT4 or found.k_LKD is not None:
-            whole = found.scales(dtype)
-            return ChosenScales(_own(whole, model), str(file), _digest(whole))
+        found = read_constants(file, model, dtype)
+        if found is not None:
+            return ChosenScales(found, str(file), _digest(found))
         if config.kv_scales is not None:
             raise CheckpointError(file, "has no k_channel_absmax, which int4 needs: run `ramiform calibrate-kv` again")
-    if dtype != PACKED_INT4 and (stored := read_kv_scales(path, model.whole_config, dtype)) is not None:
-        return ChosenScales(_own(stored, model), "checkpoint", _digest(stored))
-    ranges = measure(model, random_texts(model.config), group)
-    # Four-bit keys and values have scales of their own: the channels' only balance them, and clip nothing.
-    logger.log(
-        logging.INFO if dtype == PACKED_INT4 else logging.WARNING,
-        "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "
-        "Better ones: ramiform calibrate-kv %s --data TEXTS",
-        kv_dtype_name(dtype),
-        ranges.num_tokens,
-        file,
-        path,
-    )
-    scales = ranges.scales(dtype)
+    if dtype != PACKED_INT4 and (stored := read_kv_scales(path, model, dtype)) is not None:
+        return ChosenScales(stored, "checkpoint", _digest(stored))
+    return None
+
+
+def is_scaled(
+    config: CoreConfig, device: torch.device, dtype: torch.dtype, model: ModelConfig, given: ChosenScales | None
+) -> bool:
+    """Return True if codes have scales of their own, and keys are stored relative to statistics: unless static scales
+    are given, attention is latent, or the device's kernels read eight bits with static scales alone."""
+    if dtype not in QUANTISED_MAX or model.latent is not None:
+        return dtype == PACKED_INT4
+    if given is not None:
+        return isinstance(given.constants, KvStatistics)
+    return TRITON_READS_BASES or not uses_triton(device, config.kernels)
+
+
+def choose_scales(
+    given: ChosenScales | None,
+    config: CoreConfig,
+    path: Path,
+    model: Decoder,
+    dtype: torch.dtype,
+    group: Group = SINGLE_RANK,
+) -> ChosenScales:
+    """Return the scales or statistics of the layers and heads that the rank of `group` computes, for keys and values of
+    `dtype` of the model at `path`: `given` ones, else measured on the built-in text. They never change afterwards."""
+    if given is not None:
+        assert given.constants is not None
+        if isinstance(given.constants, KvScales):
+            logger.warning("KV in %s with the static scales of %s", kv_dtype_name(dtype), given.origin)
+        count = len(given.constants.tensors[0])  # fewer than layers, where some keep states
+        own = given.constants.of([layer for layer in model.layers if layer < count]).heads(model.kv_heads)
+        _warn_of_losses(config, path, model, dtype, own, group)
+        return ChosenScales(own, given.origin, given.digest)
+    if dtype not in QUANTISED_MAX and dtype != PACKED_INT4:
+        return ChosenScales(None, "none")
+    text = start_text(path, model.config)
+    if is_scaled(config, model.device, dtype, model.config, None):
+        constants: KvConstants = kept_or_measured(path, config.quantize, model, text, group)
+    else:
+        constants = measure(model, [text], group).scales(dtype)
+    _warn_of_losses(config, path, model, dtype, constants, group)
     ranks = f" tp{group.shard.size} pp{group.stage.size}" if group.shard.size * group.stage.size > 1 else ""
-    return ChosenScales(scales, "random tokens", _digest(scales) + ranks)
+    return ChosenScales(constants, "built-in text", _digest(constants) + ranks)
 
 
-def _digest(scales: KvScales) -> str:
-    digest = hashlib.sha256()
-    for scales_LK in (scales.k_LK, *(() if scales.v_LK is None else (scales.v_LK,))):
-        digest.update(scales_LK.float().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+def _warn_of_losses(
+    config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, constants: KvConstants, group: Group
+) -> None:
+    """Warn of a format that moves much of what the model predicts, and name one that does not."""
+    if group.shard.size * group.stage.size > 1:
+        return  # no rank has all logits
+    text = start_text(path, model.config)
+    lost = divergence(model, text, dtype, constants)
+    if lost <= _LOSS_BOUND:
+        return
+    better = "bf16"
+    if dtype == PACKED_INT4 and is_scaled(config, model.device, torch.int8, model.config, None):
+        better = "int8" if divergence(model, text, torch.int8, constants) <= _LOSS_BOUND else "bf16"
+    logger.warning(
+        "kv_dtype %s moves this model's predictions: a KL divergence of %.1f %% on the built-in text. "
+        "%s stays below %.0f",
+        kv_dtype_name(dtype),
+        100 * lost,
+        better,
+        100 * _LOSS_BOUND,
+    )
+
+
+def _digest(constants: KvConstants) -> str:
+    digest = hashlib.sha256(type(constants).__name__.encode())
+    for own in constants.tensors:
+        digest.update(own.float().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _own(scales: KvScales, model: Decoder) -> KvScales:
-    """Return the scales of the layers and heads that the rank computes."""
-    return scales.layers(model.layers).heads(model.kv_heads)

@@ -14,21 +14,21 @@ import torch
 from ...kernels import PACKED_INT4, QUANTISED_MAX, KvCache, stored_size
 from ...kernels.huge_pages import zeros_in_huge_pages
 from ..models.config import ModelConfig
-from ..models.stored.kv_scales import KvScales
+from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics
 from ..protocol.config import PAGE_SIZE as PAGE_SIZE
 from ..scheduler.plan import PageCopy
 
 
-def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of a page's keys and values in all layers."""
-    head_bytes = stored_size(config.head_dim, dtype) * dtype.itemsize
+def bytes_per_page(config: ModelConfig, dtype: torch.dtype, *, is_scaled: bool = False) -> int:
+    """Return the bytes of a page's keys and values in all layers; `is_scaled` as of `KvMemory`."""
+    head_bytes = stored_size(config.head_dim, dtype, is_scaled=is_scaled) * dtype.itemsize
     return config.num_kv_parts * config.num_kv_layers * PAGE_SIZE * config.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True)
 class KvShape:
-    """Shape of the whole model's pages, all ranks together, and a digest of the scales of quantised ones ("none": there
-    are none)."""
+    """Shape of the whole model's pages, all ranks together, and a digest of the scales or statistics of quantised ones
+    ("none": there are none)."""
 
     num_layers: int
     num_kv_heads: int
@@ -49,7 +49,8 @@ class KvShape:
 
 class KvMemory:
     """Pages of keys and values on one device. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until
-    written. `dtype` may differ from the model's; int8, e4m3 and four-bit codes (uint8) need scales.
+    written. `dtype` may differ from the model's; int8, e4m3 and four-bit codes (uint8) need scales, or if codes have
+    scales of their own (`is_scaled`, four bits always) statistics.
 
     With latent attention values are the first dimensions of keys: `v_LSKD` is a view, and `parts` are the keys alone.
     """
@@ -61,12 +62,14 @@ class KvMemory:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        is_scaled: bool = False,
         pinned: bool = False,
         num_layers: int | None = None,
     ) -> None:
         """`pinned` host memory is copied from and to a CUDA device without waiting. `num_layers` None: all layers with
         keys and values."""
-        head_size = stored_size(config.head_dim, dtype)
+        self.is_scaled = is_scaled or dtype == PACKED_INT4
+        head_size = stored_size(config.head_dim, dtype, is_scaled=is_scaled)
         num_layers = config.num_kv_layers if num_layers is None else num_layers
         shape = (num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, head_size)
         self.num_pages = num_pages
@@ -78,18 +81,16 @@ class KvMemory:
             self.v_LSKD = _allocate(shape, device, dtype, pinned=pinned)
             self.parts += (self.v_LSKD,)
 
-    def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
+    def layers(self, constants: KvConstants | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
-        assert (scales is not None) == (self.k_LSKD.dtype in (*QUANTISED_MAX, PACKED_INT4)), (
-            "quantised caches need scales"
-        )
-        if scales is None:
+        is_static = self.k_LSKD.dtype in QUANTISED_MAX and not self.is_scaled
+        assert isinstance(constants, KvStatistics) == self.is_scaled, "codes with scales of their own need statistics"
+        assert isinstance(constants, KvScales) == is_static, "codes without scales of their own need scales"
+        if constants is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
-        scales = scales.to(self.k_LSKD.device)
-        v_LK = scales.v_LK if len(self.parts) == 2 else scales.k_LK
-        if v_LK is None:
-            return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK))
-        return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK, v_LK))
+        if isinstance(constants, KvScales) and len(self.parts) == 1:
+            constants = KvScales(constants.k_LK, constants.k_LK)
+        return constants.caches(self.k_LSKD, self.v_LSKD)
 
     def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of a page's keys and values, [L, PAGE_SIZE, K, D] each (of four-bit codes their bytes)."""
@@ -119,12 +120,12 @@ class WindowMemory(NamedTuple):
     memory: KvMemory
     has_window: tuple[bool, ...]  # by layer
 
-    def layers(self, full: KvMemory, scales: KvScales | None) -> tuple[KvCache, ...]:
+    def layers(self, full: KvMemory, constants: KvConstants | None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer; `full` has those of the layers without a window."""
         own = [index for index, has_window in enumerate(self.has_window) if has_window]
         others = [index for index, has_window in enumerate(self.has_window) if not has_window]
-        windows = iter(self.memory.layers(None if scales is None else scales.of(own)))
-        rest = iter(full.layers(None if scales is None else scales.of(others)))
+        windows = iter(self.memory.layers(None if constants is None else constants.of(own)))
+        rest = iter(full.layers(None if constants is None else constants.of(others)))
         return tuple(next(windows if has_window else rest) for has_window in self.has_window)
 
 
@@ -225,16 +226,16 @@ class KvPool:
         self,
         memory: KvMemory,
         host: KvMemory | None = None,
-        scales: KvScales | None = None,
+        constants: KvConstants | None = None,
         queue: CopyQueue | None = None,
         windows: WindowMemory | None = None,
     ) -> None:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
         self.windows = windows
-        self.layers = memory.layers(scales) if windows is None else windows.layers(memory, scales)
+        self.layers = memory.layers(constants) if windows is None else windows.layers(memory, constants)
         self.memories = memory.parts  # [L, S, ...] each
-        self.dtype = memory.k_LSKD.dtype
+        self.dtype, self.is_scaled = memory.k_LSKD.dtype, memory.is_scaled
         self._memory = memory
         self._host = host
         self._queue = queue

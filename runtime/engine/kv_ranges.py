@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -21,10 +21,11 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.parallel.group import SINGLE_RANK, Group
-from ..models.stored.kv_scales import KvScales
+from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory
+from .kv_statistics import StatisticsFile, statistics_of
 from .paths.stages import hidden_and_features
 
 KV_SCALES_FILE = "kv_scales.json"
@@ -44,26 +45,25 @@ class KvRanges:
     k_LKD: torch.Tensor | None = None  # of keys by channel; None in files written before there were any
 
     def scales(self, dtype: torch.dtype) -> KvScales:
-        """Return the scales for codes of `dtype`; four-bit ones need the ranges by channel."""
-        if dtype == PACKED_INT4:
-            assert self.k_LKD is not None, "four-bit keys need ranges by channel"
-            return KvScales(_channel_scales(self.k_LKD), None)
+        """Return the scales for codes of `dtype`, int8 or e4m3."""
         factor = MARGIN[dtype] / QUANTISED_MAX[dtype]
         # A head whose values are all zero still needs a divisor.
         return KvScales(*((range_LK * factor).clamp_min(1e-6) for range_LK in (self.k_LK, self.v_LK)))
 
+    def statistics(self) -> KvStatistics | None:
+        """Return what four-bit keys are relative to: no mean, and factors by channel; None without ranges by channel.
 
-def _channel_scales(k_LKD: torch.Tensor) -> torch.Tensor:
-    """Return the square root of each channel's range, compared with the head's other channels, as a power of two.
-
-    Queries are multiplied by what keys are divided by. Where both have large numbers in a channel, dividing keys by
-    their whole range would make the queries as uneven as the keys were (Lin et al. 2024, QServe, section 4.2). Powers
-    of two round no number, and are the same after small changes of a range.
-    """
-    # A channel of small numbers may have had smaller ones here than it will have.
-    ranges_LKD = k_LKD.clamp_min(1e-6).maximum(k_LKD.amax(-1, keepdim=True) * 1e-3)
-    exponent_LKD = ranges_LKD.log2()
-    return torch.exp2(((exponent_LKD - exponent_LKD.mean(-1, keepdim=True)) / 2).round())
+        A factor is the root of the channel's range against the head's others: queries of real models may be large in
+        the same channels.
+        """
+        if self.k_LKD is None:
+            return None
+        # A channel of small numbers may have had smaller ones here than it will have.
+        ranges_LKD = self.k_LKD.clamp_min(1e-6).maximum(self.k_LKD.amax(-1, keepdim=True) * 1e-3)
+        exponent_LKD = ranges_LKD.log2()
+        factor_LKD = torch.exp2((exponent_LKD - exponent_LKD.mean(-1, keepdim=True)) / 2)
+        zeros_LKD, (L, _, D) = torch.zeros_like(factor_LKD), factor_LKD.shape
+        return KvStatistics(torch.zeros(L, D // 2), zeros_LKD, zeros_LKD, factor_LKD)
 
 
 @torch.inference_mode()
@@ -96,20 +96,12 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
     return KvRanges(k_LKD.amax(-1).cpu(), v_LKD.amax(-1).cpu(), num_tokens, k_LKD.cpu())
 
 
-def random_texts(config: ModelConfig, *, num_texts: int = 4, length: int = 512) -> list[list[int]]:
-    """Return texts of random tokens, the same ones each time, to measure on without data."""
-    draw = np.random.default_rng(0)
-    length = min(length, config.context_length)
-    return [draw.integers(config.vocab_size, size=length).tolist() for _ in range(num_texts)]
-
-
 Range = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class _RangesFile(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of the file; lists by layer, then head."""
+class _RangesFile(msgspec.Struct, forbid_unknown_fields=True, tag_field="format", tag="ramiform KV ranges, 1"):
+    """Content of a file of version 1; lists by layer, then head."""
 
-    format: Literal["ramiform KV ranges, 1"]
     num_tokens: Annotated[int, msgspec.Meta(ge=1)]
     k_absmax: list[list[Range]]
     v_absmax: list[list[Range]]
@@ -124,20 +116,26 @@ def ranges_file(path: Path) -> Path:
 def write_ranges(ranges: KvRanges, file: Path) -> None:
     """Write ranges as JSON."""
     channels = None if ranges.k_LKD is None else ranges.k_LKD.tolist()
-    content = _RangesFile(
-        "ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist(), channels
-    )
+    content = _RangesFile(ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist(), channels)
     file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
-def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
-    """Read ranges. Raises CheckpointError, naming file and field, when it is not readable or of another model."""
+def read_constants(file: Path, config: ModelConfig, dtype: torch.dtype) -> KvConstants | None:
+    """Read a file's statistics, or of version 1 static scales for `dtype`; None: it has none for four bits. Raises
+    CheckpointError, naming file and field, when it is not readable or of another model."""
     try:
-        content = msgspec.json.decode(file.read_bytes(), type=_RangesFile)
+        content = msgspec.json.decode(file.read_bytes(), type=_RangesFile | StatisticsFile)
     except OSError as error:
         raise CheckpointError(file, f"not readable: {error.strerror}") from None
     except ValueError as error:  # also of bad UTF-8
         raise CheckpointError(file, f"not what `ramiform calibrate-kv` writes: {error}") from None
+    if isinstance(content, StatisticsFile):
+        return statistics_of(content, file, config)
+    ranges = _ranges_of(content, file, config)
+    return ranges.statistics() if dtype == PACKED_INT4 else ranges.scales(dtype)
+
+
+def _ranges_of(content: _RangesFile, file: Path, config: ModelConfig) -> KvRanges:
     for name, rows in (("k_absmax", content.k_absmax), ("v_absmax", content.v_absmax)):
         if len(rows) != config.num_kv_layers or any(len(row) != config.num_kv_heads for row in rows):
             raise CheckpointError(

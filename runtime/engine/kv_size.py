@@ -20,7 +20,7 @@ import torch
 
 from ..models.decoder import Decoder
 from ..models.parallel.group import Group
-from ..models.stored.kv_scales import KvScales
+from ..models.stored.kv_scales import KvConstants, KvStatistics
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.errors import RequestError
 from ..scheduler.plan import DraftNode, ForwardPlan, Row, Sample
@@ -62,7 +62,7 @@ class MakeGraphs(Protocol):
 def measure_memory(
     model: Decoder,
     kv_dtype: torch.dtype,
-    scales: KvScales | None,
+    constants: KvConstants | None,
     group: Group,
     *,
     num_tokens: int,
@@ -73,9 +73,9 @@ def measure_memory(
     """Measure a CUDA device: run a step of `num_tokens` tokens, all of whose `num_rows` rows sample and verify at most
     `num_drafts` tokens, and capture the largest graphs (None: there are none), on a small pool that is then freed."""
     device = model.device
-    pool = KvPool(
-        KvMemory(model.config, num_tokens // PAGE_SIZE + num_rows, device=device, dtype=kv_dtype), None, scales
-    )
+    num_pages, is_scaled = num_tokens // PAGE_SIZE + num_rows, isinstance(constants, KvStatistics)
+    memory = KvMemory(model.config, num_pages, device=device, dtype=kv_dtype, is_scaled=is_scaled)
+    pool = KvPool(memory, None, constants)
     plan = largest_plan(num_tokens, num_rows, num_drafts)
     with torch.inference_mode():
         InFlightStep(ModelRunner(model, pool, group), plan).wait()  # libraries load

@@ -39,9 +39,9 @@ class WindowShare:
     def num_full_layers(self) -> int:
         return len(self.has_window) - self.num_window_layers
 
-    def page_bytes(self, config: ModelConfig, dtype: torch.dtype) -> int:
+    def page_bytes(self, config: ModelConfig, dtype: torch.dtype, *, is_scaled: bool = False) -> int:
         """Return the bytes of a page of layers without a window, and of the window pages that come with it."""
-        each = bytes_per_page(config, dtype) / config.num_kv_layers
+        each = bytes_per_page(config, dtype, is_scaled=is_scaled) / config.num_kv_layers
         return max(1, ceil(each * (self.num_full_layers + self.ratio * self.num_window_layers)))
 
     def num_window_pages(self, num_pages: int) -> int:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.attention.paged import SINKS, CompiledAttention, kv_descriptor
+from ...kernels.cpu.attention.blocks import SINKS, kv_descriptor
+from ...kernels.cpu.attention.paged import CompiledAttention
 from ...kernels.cpu.attention.plan_array import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
 from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
@@ -181,7 +182,7 @@ class CompiledLayers:
 
     def supports_caches(self, kv: Sequence[KvCache]) -> bool:
         """Return True when the loop computes steps with these caches."""
-        return kv[0].k_SKD.dtype in _KV_DTYPES and kv[0].k_scale_K is None
+        return kv[0].basis is not None or (kv[0].k_SKD.dtype in _KV_DTYPES and kv[0].k_scale_K is None)
 
     def forward(
         self,
@@ -223,6 +224,7 @@ class CompiledLayers:
             slots_ST,
             self.scratch_of(max(T, len(wanted))),  # a token may be wanted twice
             StepResults(None if wanted_O is None else wanted, last_OE, captures, captured_XTE, logits_OV),
+            inputs.positions_T.numpy(),
             inputs.adapters,
         )
         if query_scales_T is not None:
@@ -242,6 +244,7 @@ class CompiledLayers:
         slots_ST: Ints,
         scratch: StepScratch,
         results: StepResults,
+        positions_T: Ints,
         adapters: StepAdapters | None = None,
     ) -> StepSettings:
         """Return the arguments of `decoder_layers` behind those of `StepInputs`. `angles` are cosines and sines
@@ -282,6 +285,7 @@ class CompiledLayers:
             logits_OV=np.empty((0, 0), np.float32) if logits_OV is None else logits_OV,
             mixture_factors=self._mixture_factors,
             query_scales_T=np.empty(0, np.float32),
+            positions_T=positions_T,
             **scratch._asdict(),
         )
 

@@ -66,8 +66,10 @@ class Decoder:
         self.device = parameters.norm.weight_E.device
         ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
         is_endless = config.streaming is not None
+        # Loops compute in float32: keys with large biases would move by what cosines in bfloat16 are rounded by.
+        dtype = torch.promote_types(self.dtype, torch.float32) if self.device.type == "cpu" else self.dtype
         self.ropes = [
-            Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype, is_endless=is_endless) for rope in ropes
+            Rope(rope, config.rope_dim, device=self.device, dtype=dtype, is_endless=is_endless) for rope in ropes
         ]
         self.rope = self.ropes[0]
         self.num_parameters = num_parameters(config)
@@ -258,13 +260,15 @@ class Decoder:
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
+        dtype = self.dtype if not kv or kv[0].basis is None else torch.promote_types(self.dtype, torch.float32)
         rope_args = [
             RopeAndStoreArgs(
-                cos_T1D,
-                sin_T1D,
+                cos_T1D.to(dtype),
+                sin_T1D.to(dtype),
                 inputs.slots_T,
                 num_heads=config.num_heads,
                 eps=config.norm_eps,
+                positions_T=inputs.positions_T,
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]

@@ -105,7 +105,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="file of `ramiform calibrate-kv` for fp8, int8, int4; default: kv_scales.json in MODEL, else "
-            "the checkpoint's own, else measured on random tokens at start"
+            "the checkpoint's own, else measured on a built-in text at start"
         ),
     ] = None
     tp: Annotated[

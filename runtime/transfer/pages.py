@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -12,11 +11,10 @@ import torch
 from ...radix.cache import PrefixCache
 from ...radix.tree import TreeNode
 from ..engine.kv_pool import PAGE_SIZE, KvShape
+from ..models.stored.digest import weights_digest
 from ..protocol.core import ModelInfo
 from ..scheduler.plan import PageCopy, Row
 from .messages import PROTOCOL, KvLayout
-
-_SAMPLES, _SAMPLE_BYTES = 2048, 512  # of each file of weights: copies that differ anywhere to speak of differ there
 
 
 class PagedEngine(Protocol):
@@ -121,21 +119,3 @@ def layout_of(info: ModelInfo, shape: KvShape, quantize: str | None) -> KvLayout
         num_kv_heads=shape.num_kv_heads,
         head_bytes=shape.head_bytes,
     )
-
-
-def weights_digest(path: Path) -> str:
-    """Hash a model's configuration whole, and of its weights many short parts: fine-tunes of one model have files of
-    the same sizes and headers."""
-    found = hashlib.sha256()
-    files = [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]
-    for file in files:
-        size = file.stat().st_size
-        found.update(f"{size}\0".encode())
-        with file.open("rb") as content:
-            if size <= _SAMPLES * _SAMPLE_BYTES:
-                found.update(content.read())
-                continue
-            for sample in range(_SAMPLES):
-                content.seek(sample * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
-                found.update(content.read(_SAMPLE_BYTES))
-    return found.hexdigest()

@@ -171,8 +171,7 @@ def test_commands_read_models_of_the_hub(environment: dict[str, str], asked: lis
     refused = ramiform("calibrate-kv", "org/tiny", "--data", str(text))
     assert refused.returncode == 1
     assert "--out" in refused.stderr
-    [scales] = (tmp_path / "home").rglob("kv_scales.json")
-    assert scales.read_bytes() == FILES[scales.name]
+    assert not list((tmp_path / "home").rglob("kv_scales.json"))
     written = ramiform("quantize", "org/tiny", "--method", "int8", "--out", str(tmp_path / "int8"))
     assert written.returncode == 0, written.stderr
     assert (tmp_path / "int8" / "config.json").exists()

@@ -136,7 +136,7 @@ def test_the_ranges_of_a_gguf_file_lie_beside_it(judge: Callable[[str], PreTrain
     model.config.architectures = ["LlamaForCausalLM"]
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: GGMLQuantizationType.F32)
     config = CoreConfig(model=str(path), device="cpu", dtype="float32", num_pages=16, kv_dtype="fp8")
-    assert build_engine(config, path).info.kv_scales == "random tokens"
+    assert build_engine(config, path).info.kv_scales == "built-in text"
     assert ranges_file(path) == tmp_path / "model.kv_scales.json"
     write_ranges(KvRanges(torch.ones(3, 4), torch.ones(3, 4), num_tokens=1), ranges_file(path))
     assert build_engine(config, path).info.kv_scales == str(ranges_file(path))

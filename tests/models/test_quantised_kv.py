@@ -1,4 +1,5 @@
-"""Quantised KV. Judge: transformers with a cache whose keys and values are rounded by a table of all codes.
+"""Quantised KV with static scales. Judge: transformers with a cache whose keys and values are rounded by a table of all
+codes.
 
 Both compute in float64, since in float32 a sum's last bit may move a number to the neighbouring code. transformers'
 norms are float32 even so, hence the comparison with the size of the quantisation's effect.
@@ -48,7 +49,7 @@ def load(path: Path, stored: torch.dtype) -> tuple[Decoder, KvPool, KvScales]:
     model = load_model(path, device=torch.device("cpu"), dtype=torch.float64)
     scales = measure(model, [tokens(80, seed=9)]).scales(stored)
     memory = KvMemory(model.config, 64, device=model.device, dtype=stored)
-    return model, KvPool(memory, scales=scales), scales
+    return model, KvPool(memory, constants=scales), scales
 
 
 # Experts have no product in float64, and attention of their own neither.

@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.exhaustive
-def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: Path, tmp_path: Path) -> None:
+def test_the_means_are_those_of_transformers_and_the_runtime_finds_them(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
     arguments = ["calibrate-kv", str(model), "--data", str(tmp_path / "text"), "--window", "40", "--dtype", "float32"]
     result = CliRunner().invoke(app, arguments)
@@ -40,16 +40,19 @@ def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: 
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED_MODEL)
     judge = AutoModelForCausalLM.from_pretrained(SHIPPED_MODEL, dtype=torch.float32).eval()
     ids = tokenizer.encode(TEXT)
-    k_LK, v_LK = torch.zeros(2, 6, 2)
+    frequencies, parts = judge.model.rotary_emb.inv_freq.double(), []
     for start in range(0, len(ids), 40):
         with torch.inference_mode():
             layers = judge(torch.tensor([ids[start : start + 40]]), use_cache=True).past_key_values.layers
-        k_LK = k_LK.maximum(torch.stack([layer.keys[0].abs().amax((1, 2)) for layer in layers]))
-        v_LK = v_LK.maximum(torch.stack([layer.values[0].abs().amax((1, 2)) for layer in layers]))
+        low, high = torch.stack([layer.keys[0].double() for layer in layers]).chunk(2, dim=-1)
+        phase = torch.arange(low.shape[2])[:, None] * frequencies
+        turned = torch.complex(low, high) * torch.exp(-1j * phase)
+        parts.append(torch.cat((turned.real, turned.imag), dim=-1))
     written = json.loads((model / KV_SCALES_FILE).read_text())
-    assert written["num_tokens"] == len(ids)
-    torch.testing.assert_close(torch.tensor(written["k_absmax"]), k_LK, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(torch.tensor(written["v_absmax"]), v_LK, rtol=1e-3, atol=1e-3)
+    assert (written["format"], written["num_tokens"]) == ("ramiform KV statistics, 2", len(ids))
+    mean_LKD = torch.cat([part[:, :, min(4, part.shape[2] - 1) :] for part in parts], dim=2).mean(2)
+    torch.testing.assert_close(torch.tensor(written["k_mean"]).double(), mean_LKD, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(written["k_first"]).double(), parts[0][:, :, 0], rtol=1e-3, atol=1e-3)
     with Runtime(str(model), kv_dtype="int8") as runtime:
         info = runtime.connection().call("info").info
         assert (info.kv_dtype, info.kv_scales) == ("int8", str(model / KV_SCALES_FILE))

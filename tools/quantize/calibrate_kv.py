@@ -1,4 +1,4 @@
-"""`ramiform calibrate-kv`: measures the ranges of keys and values on a text, for `--kv-dtype fp8` and `int8`."""
+"""`ramiform calibrate-kv`: measures statistics of keys on a text, for `--kv-dtype fp8`, `int8` and `int4`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def calibrate_kv(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")] = "auto",
 ) -> None:
-    """Measure the ranges of keys and values on a text, and keep them beside the model for quantised KV."""
+    """Measure statistics of keys on a text, or ranges of latents, and keep them beside the model for quantised KV."""
     from ...runtime.engine.build import choose_device, choose_dtype
     from ...runtime.engine.kv_ranges import measure, ranges_file, write_ranges
+    from ...runtime.engine.kv_statistics import measure_statistics, write_statistics
     from ...runtime.models.checkpoint import fetch_checkpoint
     from ...runtime.models.load import load_model
     from ...runtime.models.parameters import num_parameters
@@ -33,19 +34,23 @@ def calibrate_kv(
     text = data.read_text(encoding="utf-8")
     if not text.strip():
         raise RequestError(f"{data} is empty: measuring needs a text", param="data")
-    tokens = load_tokenizer(path).encode(text, add_bos=True)
+    tokenizer = load_tokenizer(path)
+    tokens = tokenizer.encode(text, add_bos=tokenizer.adds_bos)
     window = min(window, config.context_length)
     where = choose_device(device)
     decoder = load_model(path, device=where, dtype=choose_dtype(dtype, where, num_parameters(config)))
     texts = [tokens[start : start + window] for start in range(0, len(tokens), window)]
     shown = track(texts, "measuring", console=Console(stderr=True), transient=True)
-    ranges = measure(decoder, shown)
     file = ranges_file(path) if out is None else out
     try:
-        write_ranges(ranges, file)
+        if config.latent is None:
+            statistics, _ = measure_statistics(decoder, shown)
+            write_statistics(statistics, len(tokens), file)
+            found = f"means of keys up to {statistics.mean_LKD.abs().max():.4g}"
+        else:
+            ranges = measure(decoder, shown)
+            write_ranges(ranges, file)
+            found = f"latents up to {ranges.k_LK.max():.4g}"
     except OSError as error:
         raise RequestError(f"cannot write {file}: {error.strerror}", param="out") from None
-    print(
-        f"{file}: measured on {ranges.num_tokens:,} tokens; keys up to {ranges.k_LK.max():.4g}, "
-        f"values up to {ranges.v_LK.max():.4g}"
-    )
+    print(f"{file}: measured on {len(tokens):,} tokens; {found}")

@@ -31,6 +31,8 @@ BLOCK = 64
 # Dtypes of caches, by their codes.
 FLOAT32, BFLOAT16, FLOAT16, E4M3_CODES, INT8 = range(5)
 BFLOAT16_DOTS = 5  # of a bfloat16 cache whose queries may be rounded to bfloat16, for dot products of pairs
+E5M2_CODES = 6
+FOUR_BITS = 7  # which `scaled` unpacks
 LOG2_E = np.float32(1.4426950408889634)
 _NOTHING = np.float32(-np.inf)
 
@@ -57,6 +59,7 @@ _ELEMENTS = {
     FLOAT16: I16,
     E4M3_CODES: I8,
     INT8: I8,
+    E5M2_CODES: I8,
 }
 
 
@@ -128,15 +131,17 @@ def _load_as_floats(b: FloatBuilder, address: Any, dtype: int) -> Any:
     wide = b.ir.zext(bits, _LANE_INTS)
     if dtype == BFLOAT16:
         return b.ir.bitcast(b.ir.shl(wide, constant(16)), FLOATS)
+    if dtype == E5M2_CODES:  # the first half of a float16
+        wide = b.ir.shl(wide, constant(8))
     # Shifted, the exponent and mantissa stand where a float32 has them; the exponents differ by a bias.
-    shift, bias, sign = (13, 127 - 15, 1 << 15) if dtype == FLOAT16 else (20, 127 - 7, 1 << 7)
+    shift, bias, sign = (13, 127 - 15, 1 << 15) if dtype != E4M3_CODES else (20, 127 - 7, 1 << 7)
     magnitude = b.ir.shl(b.ir.and_(wide, constant(sign - 1)), constant(shift))
     normal = b.ir.add(magnitude, constant(bias << 23))
     # A subnormal number is what its bits add to the least normal one.
     larger = b.ir.bitcast(b.ir.add(magnitude, constant((bias + 1) << 23)), FLOATS)
     subnormal = b.ir.bitcast(b.ir.fsub(larger, b.constant(2.0 ** (bias - 126))), _LANE_INTS)
     found = b.ir.select(b.ir.icmp_signed("<", magnitude, constant(1 << 23)), subnormal, normal)
-    if dtype == FLOAT16:  # infinity and NaN; e4m3 has no infinity, and its NaN becomes 480, as in the reference
+    if dtype != E4M3_CODES:  # infinity and NaN; e4m3 has no infinity, and its NaN becomes 480, as in the reference
         beyond = b.ir.add(normal, constant(bias << 23))
         found = b.ir.select(b.ir.icmp_signed(">=", magnitude, constant(31 << 23)), beyond, found)
     negative = b.ir.shl(b.ir.and_(wide, constant(sign)), constant(31 - sign.bit_length() + 1))
@@ -409,6 +414,7 @@ def weigh_values(num_rows: int, num_vectors: int, *, fetches: bool = False) -> C
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
 _gather_bfloat16, _gather_float16, _gather_e4m3, _gather_int8 = map(_gather_rows, range(1, 5))
+_gather_e5m2 = _gather_rows(E5M2_CODES)
 
 
 @compiled_in_order("void(int64, int64, int64, float32)")
@@ -450,6 +456,8 @@ def gather(dtype: int, addresses: int, offset: int, num: int, size: int, to: int
         _gather_float16(addresses, offset, num, size, to)
     elif dtype == E4M3_CODES:
         _gather_e4m3(addresses, offset, num, size, to)
+    elif dtype == E5M2_CODES:
+        _gather_e5m2(addresses, offset, num, size, to)
     else:
         _gather_int8(addresses, offset, num, size, to)
 

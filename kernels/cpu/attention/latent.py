@@ -29,22 +29,9 @@ from ..pointers import address_of, pointer_to
 from ..products.matmul import multiply_some
 from ..products.packed_matrix import BFLOAT16_ROWS, WIDTH, PackedMatrix
 from ..thread_pool import num_threads, run_tasks
+from .blocks import DESCRIPTOR, DTYPE, DTYPES, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES, kv_descriptor
 from .inner import BFLOAT16_DOTS, FLOAT32
-from .paged import (
-    DESCRIPTOR,
-    DTYPE,
-    DTYPES,
-    HEAD_SIZE,
-    KEYS,
-    KV_HEADS,
-    STRIDE,
-    VALUES,
-    CompiledAttention,
-    attend_task,
-    kv_descriptor,
-    num_tasks,
-    scratch_size,
-)
+from .paged import CompiledAttention, attend_task, num_tasks, scratch_size
 from .plan import AttentionPlan
 from .plan_array import GROUP, TOKENS
 

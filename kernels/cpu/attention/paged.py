@@ -21,25 +21,41 @@ from numba import carray, types
 
 from ...arguments import AttentionArgs
 from ...kv_cache import KvCache
-from ...reference.quantise import E4M3
 from ..compiled import Ints, compiled_in_order
 from ..instructions import HOST
 from ..pointers import address_of, pointer_to
 from ..products.tile import FETCH_BYTES
 from ..thread_pool import num_threads, run_tasks
+from .blocks import (
+    BASIS,
+    DTYPE,
+    DTYPES,
+    HEAD_SIZE,
+    KEY_SCALES,
+    KEYS,
+    KV_HEADS,
+    QUERY_DTYPES,
+    ROWS_TOGETHER,
+    SINKS,
+    STRIDE,
+    VALUE_SCALES,
+    VALUES,
+    begin_rows,
+    kv_descriptor,
+    score,
+    weigh,
+)
 from .dots import ROWS as DOT_ROWS
 from .dots import attend_block, pack_block, round_query
 from .inner import (
-    BFLOAT16,
     BFLOAT16_DOTS,
     BLOCK,
     E4M3_CODES,
-    FLOAT16,
+    E5M2_CODES,
     FLOAT32,
     INT8,
     KEYS_AT_ONCE,
     LOG2_E,
-    NO_BASE,
     ROW_BYTES,
     ROWS,
     TOTAL_BYTES,
@@ -47,10 +63,8 @@ from .inner import (
     mask_scores,
     pack_keys,
     read_query,
-    score_rows,
     total_weight,
     weigh_scores,
-    weigh_values,
     write_output,
 )
 from .plan import AttentionPlan, copy_block, find_addresses, read_block, set_addresses
@@ -68,48 +82,15 @@ from .plan_array import (
     TILES,
     TOKENS,
 )
+from .scaled import attend_scaled, scaled_scratch_size
 
 LANES = HOST.lanes
 
-# Codes of dtypes.
-DTYPES = {
-    torch.float32: FLOAT32,
-    torch.bfloat16: BFLOAT16,
-    torch.float16: FLOAT16,
-    E4M3: E4M3_CODES,
-    torch.int8: INT8,
-}
-QUERY_DTYPES = (torch.float32, torch.bfloat16)
-# Numbers of a cache's descriptor. The stride is that of slots, in numbers; scales are addresses of float32 [K], or 0.
-# `SINKS` is the address of float32 [H], logits without values, or 0.
-KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, DESCRIPTOR = range(10)
-
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
-_ROWS_TOGETHER = 16  # rows that meet the same keys of a block: as far as any of them sees
 _FEW_ROWS = 2  # rows that read a float32 block where it lies: packing it would cost more than it saves
 
 _floats = pointer_to(types.float32)
-_ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
-
-_score_1, _score_2 = score_rows(1, in_place=True), score_rows(2, in_place=True)
-_score_2_packed, _score_4_packed = score_rows(2, in_place=False), score_rows(4, in_place=False)
-_WIDE = HOST.vectors  # vectors of four rows: their sums stay in registers
-_weigh_1, _weigh_2 = weigh_values(1, 4, fetches=True), weigh_values(2, 4, fetches=True)
-_weigh_4 = weigh_values(4, _WIDE)
-_weigh_1_rest, _weigh_2_rest = weigh_values(1, 1, fetches=True), weigh_values(2, 1, fetches=True)
-_weigh_4_rest = weigh_values(4, 1)
-
-
-def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
-    """Return the layer's cache as the loops take it, int64 [DESCRIPTOR]. It holds addresses: the tensors must live as
-    long. `queries` is the precision that queries and weights need: with bfloat16, loops may round them."""
-    scales = (0 if scale_K is None else scale_K.data_ptr() for scale_K in (kv.k_scale_K, kv.v_scale_K))
-    _, K, D = kv.k_SKD.shape
-    stride = kv.k_SKD.stride(0)
-    assert kv.k_SKD.stride() == kv.v_SKD.stride() == (stride, D, 1)
-    dots = HOST.bfloat16_dot and kv.k_SKD.dtype == queries == torch.bfloat16
-    dtype = BFLOAT16_DOTS if dots else DTYPES[kv.k_SKD.dtype]
-    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, dtype, *scales, 0])
+_ints = pointer_to(types.int64)
 
 
 @compiled_in_order("int64(int64[::1], int64[::1])")
@@ -127,77 +108,11 @@ def num_tasks(plan: Ints, kv: Ints) -> int:
 @compiled_in_order("int64(int64[::1], int64[::1])")
 def scratch_size(plan: Ints, kv: Ints) -> int:
     """Return the float32s of scratch memory that a thread needs for the plan's tasks."""
+    if kv[BASIS] != 0:
+        return scaled_scratch_size(plan, kv)  # type: ignore[no-any-return]
     rows = plan[MAX_QUERIES] * plan[GROUP] * plan[HEADS] + ROWS
     size = -(-kv[HEAD_SIZE] // LANES) * LANES
     return rows * (2 * size + BLOCK + LANES + 1) + 5 * BLOCK * size + (6 + DOT_ROWS) * BLOCK + size + LANES  # type: ignore[no-any-return]
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")
-def _begin_rows(bases: int, totals: int, sums: int, num_rows: int, size: int, sinks: int, group: int) -> None:
-    """Set what rows of one key/value head have seen: nothing, or the sinks of `group` heads at an address."""
-    base_R, total_RL = carray(_floats(bases), (num_rows,)), carray(_floats(totals), (num_rows, LANES))
-    carray(_floats(sums), (num_rows, size))[:] = 0
-    total_RL[:] = 0
-    for row in range(num_rows):
-        base_R[row] = NO_BASE
-        if sinks != 0:
-            base_R[row] = max(carray(_floats(sinks), (group,))[row % group] * LOG2_E, NO_BASE)
-            total_RL[row, 0] = 1
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, boolean, int64, int64, int64, int64)")
-def _score(
-    q: int, num_rows: int, size: int, keys: int, offset: int, packed: bool, num_keys: int, scores: int, coming: int,
-    to_values: int,
-) -> None:  # fmt: skip
-    """Write the scores of all rows with a block's keys, and of up to ROWS - 1 more that do not exist."""
-    row = 0
-    while row < num_rows:
-        left = num_rows - row
-        queries, to = q + 4 * row * size, scores + ROW_BYTES * row
-        if packed and left > 2:
-            _score_4_packed(queries, size, keys, 0, num_keys, to, 0, 0)
-            row += 4
-        elif packed:
-            _score_2_packed(queries, size, keys, 0, num_keys, to, 0, 0)
-            row += 2
-        elif left == 2:
-            _score_2(queries, size, keys, offset, num_keys, to, coming, to_values)
-            row += 2
-        else:
-            _score_1(queries, size, keys, offset, num_keys, to, coming, to_values)
-            row += 1
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
-def _weigh(
-    weights: int, num_rows: int, size: int, values: int, num: int, offset: int, sums: int, coming: int, to_keys: int
-) -> None:
-    """Add a block's values to the sums of all rows, by their weights."""
-    row = 0
-    while row < num_rows:
-        left = num_rows - row
-        count = 4 if left >= 4 else 2 if left >= 2 else 1
-        w, to = weights + ROW_BYTES * row, sums + 4 * row * size
-        wide = (_WIDE if count == 4 else 4) * LANES
-        d = 0
-        while d < size:
-            rest = d + wide > size
-            v, at = offset + 4 * d, to + 4 * d
-            if count == 4 and rest:
-                _weigh_4_rest(w, values, num, v, at, 4 * size, coming, to_keys)
-            elif count == 4:
-                _weigh_4(w, values, num, v, at, 4 * size, coming, to_keys)
-            elif count == 2 and rest:
-                _weigh_2_rest(w, values, num, v, at, 4 * size, coming, to_keys)
-            elif count == 2:
-                _weigh_2(w, values, num, v, at, 4 * size, coming, to_keys)
-            elif rest:
-                _weigh_1_rest(w, values, num, v, at, 4 * size, coming, to_keys)
-            else:
-                _weigh_1(w, values, num, v, at, 4 * size, coming, to_keys)
-            d += LANES if rest else wide
-        row += count
 
 
 @compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 14)}, float32, int64)")
@@ -232,13 +147,13 @@ def _attend_floats(
     all rows and ROWS more.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
-    for first in range(0, num_queries, max(1, _ROWS_TOGETHER // group)):
-        stop, seen = min(first + max(1, _ROWS_TOGETHER // group), num_queries), 1
+    for first in range(0, num_queries, max(1, ROWS_TOGETHER // group)):
+        stop, seen = min(first + max(1, ROWS_TOGETHER // group), num_queries), 1
         for query in range(first, stop):  # a prompt's last block: its first queries see few of the keys
             seen = min(max(seen, ends_Q[query] - base), num_keys)
         num_rows, padded = (stop - first) * group, -(-seen // KEYS_AT_ONCE) * KEYS_AT_ONCE
         q, to = queries + 4 * size * first * group, sums + 4 * size * first * group
-        _score(q, num_rows, size, keys, key_offset, packed, padded, scores, coming, value_offset - key_offset)
+        score(q, num_rows, size, keys, key_offset, packed, padded, scores, coming, value_offset - key_offset)
         for query in range(first, stop):
             begin = min(max(begins_Q[query] - base, 0), BLOCK)
             end = min(max(ends_Q[query] - base, 0), BLOCK)
@@ -247,7 +162,7 @@ def _attend_floats(
                 if begin > 0 or end < BLOCK or cap > 0:
                     mask_scores(of_row, begin, end, cap)
                 weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * size * row, size)
-        _weigh(scores, num_rows, size, values, seen, value_offset, to, coming, key_offset - value_offset)
+        weigh(scores, num_rows, size, values, seen, value_offset, to, coming, key_offset - value_offset)
 
 
 @compiled_in_order("void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32, int64)")
@@ -273,13 +188,16 @@ def attend_task(
     """
     K, D, G, places = kv[KV_HEADS], kv[HEAD_SIZE], plan[GROUP], address_of(plan)
     together = _heads_of_task(plan, kv)
+    if kv[BASIS] != 0:
+        attend_scaled(task, together, plan, kv, q, q_stride, out, out_stride, dtype, scale, cap, scratch)
+        return
     tile, first_head = task // (K // together), task % (K // together) * together
     at = plan[TILES] + tile * TILE_FIELDS
     first_q, end_q, first_segment, end_segment = plan[at], plan[at + 1], plan[at + 2], plan[at + 3]
     R, size = (end_q - first_q) * G, -(-D // LANES) * LANES
     cached = kv[DTYPE]
     dots = cached == BFLOAT16_DOTS
-    width = 4 if cached == FLOAT32 else 1 if cached in (E4M3_CODES, INT8) else 2
+    width = 4 if cached == FLOAT32 else 1 if cached in (E4M3_CODES, E5M2_CODES, INT8) else 2
     query_bytes = (2 if dots else 4) * size
     scratch = (scratch + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)  # vectors that lie in one cache line load faster
     addresses, coming, copies = scratch, scratch + 8 * BLOCK, scratch + 16 * BLOCK
@@ -299,9 +217,7 @@ def attend_task(
         if kv[KEY_SCALES] != 0:
             q_scale *= carray(_floats(kv[KEY_SCALES]), (K,))[first_head + head]
         sinks = 0 if kv[SINKS] == 0 else kv[SINKS] + 4 * (first_head + head) * G
-        _begin_rows(
-            bases + 4 * head * R, totals + TOTAL_BYTES * head * R, sums + 4 * head * R * size, R, size, sinks, G
-        )
+        begin_rows(bases + 4 * head * R, totals + TOTAL_BYTES * head * R, sums + 4 * head * R * size, R, size, sinks, G)
         for query in range(first_q, end_q):
             for g in range(G):
                 place = plan[plan[TOKENS] + query] * q_stride + ((first_head + head) * G + g) * D
@@ -468,7 +384,7 @@ class CompiledAttention:
         else:
             run_tasks(work)
         # Of latents the loops weigh whole keys; the values are their first dimensions.
-        return out_THD[..., : kv.v_SKD.shape[2]]
+        return out_THD[..., : kv.value_dim]
 
 
 def heads_together(kv: KvCache) -> int:

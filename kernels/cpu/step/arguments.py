@@ -78,6 +78,7 @@ class StepSettings(NamedTuple):
     mixture: _Ints1  # numbers of `experts`
     mixture_factors: _Floats1
     query_scales_T: _Floats1  # factors of queries in layers with the second rope; empty: none
+    positions_T: _Ints1
 
 
 PARAMETERS: tuple[str, ...] = ("phases", "thread", "num_threads", *StepInputs._fields, *StepSettings._fields)

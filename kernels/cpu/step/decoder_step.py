@@ -2,8 +2,8 @@
 
 It computes blocks of RMS or layer norms before a part, after it or both, rotary attention, and an MLP with or without a
 gate or a mixture of experts, one after the other; an MLP also in parallel. Weights have any format of `packed_matrix`,
-the cache is float32 or bfloat16, everything between is float32. For few tokens the calls between operators would cost
-more than they compute. Threads meet after each phase (`shared_phases`).
+the cache is float32, bfloat16 or codes with a basis, everything between is float32. For few tokens the calls between
+operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
 size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field,
@@ -15,19 +15,11 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, types
 
-from ..attention.paged import (
-    DTYPE,
-    FLOAT32,
-    HEAD_SIZE,
-    KEYS,
-    KV_HEADS,
-    STRIDE,
-    VALUES,
-    attend_task,
-    num_tasks,
-    scratch_size,
-)
+from ..attention.blocks import BASIS, DTYPE, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES
+from ..attention.inner import FLOAT32
+from ..attention.paged import attend_task, num_tasks, scratch_size
 from ..attention.plan_array import TILE_ROWS, make_plan
+from ..attention.scaled import LANES, store_scaled
 from ..bfloat16 import narrow, widen
 from ..compiled import Bytes, Floats, Ints, compiled
 from ..layers import GELU_TANH, normalise, normalise_together
@@ -190,7 +182,8 @@ def _add_normed(
 
 
 @compiled(
-    "void(float32[:,::1], int64, int64, int64, int64, int64[::1], float32, float32[:,::1], float32[:,::1], int64[::1])"
+    "void(float32[:,::1], int64, int64, int64, int64, int64[::1], float32, float32[:,::1], float32[:,::1], int64[::1],"
+    " int64[::1])"
 )
 def _rotate_rows(
     qkv_TC: Floats,
@@ -203,6 +196,7 @@ def _rotate_rows(
     cos_TD: Floats,
     sin_TD: Floats,
     slots_T: Ints,
+    positions_T: Ints,
 ) -> None:
     """Rotate the queries of the rows [first, end) in place; write rotated keys, and values, to the tokens' slots.
 
@@ -213,6 +207,7 @@ def _rotate_rows(
     K, D, stride, dtype = kv[KV_HEADS], kv[HEAD_SIZE], kv[STRIDE], kv[DTYPE]
     N = qkv_TC.shape[1] // D
     H, half = N - 2 * K, D // 2
+    scratch = np.empty(2 * D + LANES if kv[BASIS] != 0 else 0, dtype=np.float32)
     for t in range(first, end):
         slot = slots_T[t] * stride
         cos_D, sin_D = cos_TD[t], sin_TD[t]
@@ -238,7 +233,9 @@ def _rotate_rows(
                 for d in range(D):
                     x_D[d] *= factor_D[d]
         keys, values = H * D, (H + K) * D
-        if dtype == FLOAT32:
+        if kv[BASIS] != 0:
+            store_scaled(address_of(qkv_TC[t, keys:]), kv, positions_T[t], slots_T[t], address_of(scratch))
+        elif dtype == FLOAT32:
             k, v = carray(_floats(kv[KEYS] + 4 * slot), (K * D,)), carray(_floats(kv[VALUES] + 4 * slot), (K * D,))
             for d in range(K * D):
                 k[d], v[d] = qkv_TC[t, keys + d], qkv_TC[t, values + d]
@@ -304,6 +301,7 @@ def decoder_layers(
     mixture: Ints,
     mixture_factors: Floats,
     query_scales_T: Floats,
+    positions_T: Ints,
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
@@ -351,7 +349,9 @@ def decoder_layers(
             first, end = T * part // parts, T * (part + 1) // parts
             cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
             slots_T = slots_ST[others_W[SLOTS]]
-            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], qk_norm_kind, kv, eps, cos_TD, sin_TD, slots_T)
+            _rotate_rows(
+                qkv_TC, first, end, others_W[QK_NORM], qk_norm_kind, kv, eps, cos_TD, sin_TD, slots_T, positions_T
+            )
             if others_W[ROPE] != 0 and len(query_scales_T) > 0:
                 for t in range(first, end):
                     for c in range(A):

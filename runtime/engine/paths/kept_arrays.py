@@ -245,6 +245,6 @@ class KeptArrays(Path):
         inputs = (tokens_2R, *tables, *self._settings, self._cos, self._sin, *self._embedding, slots_SR, *angles, x_RE)
         empty = np.empty((0, x_RE.shape[1]), np.float32)
         results = StepResults(None, empty, (), empty[None], logits_RV)
-        settings = self.layers.settings(angles, slots_SR, scratch, results)
+        settings = self.layers.settings(angles, slots_SR, scratch, results, tokens_2R[1])
         sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
         return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, settings)

@@ -1,6 +1,7 @@
-"""Scales of quantised keys and values, by layer and head, and reading them from a checkpoint.
+"""Scales of quantised keys and values, or the statistics that keys are stored relative to, by layer and head, and
+reading scales from a checkpoint.
 
-Legend: L layers, K key/value heads.
+Legend: L layers, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ....kernels import QUANTISED_MAX
+from ....kernels import QUANTISED_MAX, KeyBasis, KvCache
 from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..gguf.file import is_gguf
@@ -22,30 +23,64 @@ from .weights import weight_files
 
 @dataclass(frozen=True)
 class KvScales:
-    """Scales in float32, positive: a stored code times its head's scale is the value.
-
-    Four-bit keys have scales by channel, powers of two, [L, K, D]; each four-bit value has one of its own in the cache.
-    """
+    """Scales in float32, positive: a stored code times its head's scale is the value. They never change."""
 
     k_LK: torch.Tensor
-    v_LK: torch.Tensor | None
+    v_LK: torch.Tensor
 
-    def layers(self, part: range) -> KvScales:
-        """Return the scales of some layers."""
-        own = slice(part.start, part.stop)
-        return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.k_LK, self.v_LK
 
     def of(self, layers: Sequence[int]) -> KvScales:
         """Return the scales of the layers at these places."""
-        own = list(layers)
-        return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
+        return KvScales(*(own[list(layers)] for own in self.tensors))
 
     def heads(self, part: slice) -> KvScales:
         """Return the scales of some heads."""
-        return KvScales(self.k_LK[:, part], None if self.v_LK is None else self.v_LK[:, part])
+        return KvScales(*(own[:, part] for own in self.tensors))
 
     def to(self, device: torch.device) -> KvScales:
-        return KvScales(self.k_LK.to(device), None if self.v_LK is None else self.v_LK.to(device))
+        return KvScales(*(own.to(device) for own in self.tensors))
+
+    def caches(self, k_LSKD: torch.Tensor, v_LSKD: torch.Tensor) -> tuple[KvCache, ...]:
+        """Return the KV cache of each layer. Values that are a part of the keys have their scales."""
+        return tuple(map(KvCache, k_LSKD.unbind(), v_LSKD.unbind(), *(own.to(k_LSKD.device) for own in self.tensors)))
+
+
+@dataclass(frozen=True)
+class KvStatistics:
+    """Statistics that stored keys are relative to, float32, as `KeyBasis` has them for a layer."""
+
+    frequencies: torch.Tensor  # [L, D / 2]
+    mean_LKD: torch.Tensor
+    first_LKD: torch.Tensor
+    factor_LKD: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.mean_LKD, self.first_LKD, self.factor_LKD
+
+    def of(self, layers: Sequence[int]) -> KvStatistics:
+        """Return the statistics of the layers at these places."""
+        own = list(layers)
+        return KvStatistics(self.frequencies[own], *(part[own] for part in self.tensors))
+
+    def heads(self, part: slice) -> KvStatistics:
+        """Return the statistics of some heads."""
+        return KvStatistics(self.frequencies, *(own[:, part].contiguous() for own in self.tensors))
+
+    def to(self, device: torch.device) -> KvStatistics:
+        return KvStatistics(self.frequencies.to(device), *(own.to(device) for own in self.tensors))
+
+    def caches(self, k_LSKD: torch.Tensor, v_LSKD: torch.Tensor) -> tuple[KvCache, ...]:
+        """Return the KV cache of each layer."""
+        own = self.to(k_LSKD.device)
+        bases = map(KeyBasis, *(part.unbind() for part in own.tensors), own.frequencies.unbind())
+        return tuple(KvCache(k, v, basis=basis) for k, v, basis in zip(k_LSKD, v_LSKD, bases, strict=True))
+
+
+KvConstants = KvScales | KvStatistics  # what a quantised cache needs besides its codes
 
 
 def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:

@@ -136,7 +136,7 @@ class PagedAttention:
         inputs, kv = self._step
         if shape.value_dim < shape.key_dim:  # slots have one size
             v_TKV = F.pad(v_TKV, (0, shape.key_dim - shape.value_dim))
-        store_kv(k_TKD, v_TKV, kv[place], inputs.slots_T)
+        store_kv(k_TKD, v_TKV, kv[place], inputs.slots_T, inputs.positions_T)
         attention = inputs.attention[shape.window]
         out_THD = attention.attend(q_THD, kv[place], scale, None if sinks_H is None else sinks_H.float())
         return out_THD[..., : shape.value_dim]
