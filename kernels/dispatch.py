@@ -16,7 +16,7 @@ from .ops import Ops
 logger = logging.getLogger("ramiform.kernels")
 
 KernelsName = Literal["auto", "triton", "reference"]
-TRITON_READS_BASES = False  # whether its kernels read codes with scales of their own; else plain torch does
+TRITON_READS_BASES = True  # whether its kernels read codes with scales of their own; else plain torch does
 
 
 def for_device(

@@ -34,7 +34,9 @@ def most_split_queries(device: torch.device, head_dim: int) -> int:
     return 64 if capability(device) >= (9, 0) else 32
 
 
-def split_tile(device: torch.device, head_dim: int, stored: torch.dtype, queries: int) -> AttentionTile:
+def split_tile(
+    device: torch.device, head_dim: int, stored: torch.dtype, queries: int, *, scaled: bool = False
+) -> AttentionTile:
     """Return the tile for rows of few tokens, which are bound by memory. `queries` is a power of two from 16 on, how
     many a row has, `stored` the cache's dtype.
 
@@ -43,8 +45,10 @@ def split_tile(device: torch.device, head_dim: int, stored: torch.dtype, queries
     queries, also fewer ones: with 16, keys become float16 in every warp, by a third more instructions.
     """
     queries = min(queries, most_split_queries(device, head_dim))
-    if stored == torch.uint8:  # four-bit codes are unpacked in registers, which hold no more
-        return AttentionTile(min(queries, 32), 32, 4, 3)
+    if scaled:  # codes are unpacked in registers, beside the products of offsets
+        if head_dim > 128:
+            return AttentionTile(16, 32, 8, 3)
+        return AttentionTile(min(queries, 32), 32, 8 if queries > 16 else 4, 3)
     deep = stored.itemsize <= 2 and (capability(device) == (8, 0) or capability(device) >= (9, 0))
     if head_dim > 128:
         return AttentionTile(queries, 32 if capability(device) >= (9, 0) else 16, 4, 5 if deep else 3)
@@ -53,10 +57,12 @@ def split_tile(device: torch.device, head_dim: int, stored: torch.dtype, queries
     return AttentionTile(queries, 32 if queries == 64 and deep else 64, 4, 5 if deep else 3)
 
 
-def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> AttentionTile:
+def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype, *, scaled: bool = False) -> AttentionTile:
     """Return the tile for rows of many tokens, which are bound by compute. `stored` is the cache's dtype."""
     hopper = capability(device) >= (9, 0)
-    if stored == torch.uint8:
+    if scaled and head_dim > 128:
+        return AttentionTile(16, 32, 8, 3)
+    if scaled:
         return AttentionTile(64, 32, 8, 3)
     if stored == torch.float32:
         return AttentionTile(64, 32, 8, 2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..arguments import AttentionArgs, Chunk, DecodeAttentionArgs, RopeAndStoreArgs
+from ..arguments import AttentionArgs, Chunk, DecodeAttentionArgs
 from ..kv_cache import KvCache
 from ..ops import Attention, LatentArgs
 from ..reference import experts as reference_experts
@@ -31,6 +31,7 @@ class TritonOps:
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
     clamped_swiglu = staticmethod(layers.clamped_swiglu)
+    rope_and_store = staticmethod(store.rope_and_store)
     route = staticmethod(experts.route)
     store_latent = staticmethod(latent_attention.store_latent)
     route_by_groups = staticmethod(reference_experts.route_by_groups)
@@ -42,23 +43,14 @@ class TritonOps:
     sample_tokens = staticmethod(sampling.sample_tokens)
     walk_trees = staticmethod(trees.walk_trees)
 
-    def rope_and_store(
-        self, qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs
-    ) -> torch.Tensor:
-        if kv.basis is not None:  # which kernels do not know
-            return ReferenceOps().rope_and_store(qkv_TND, kv, qk_norm_HD, args)
-        return store.rope_and_store(qkv_TND, kv, qk_norm_HD, args)
-
     def attention(self, args: AttentionArgs) -> Attention:
         assert args.key_rope is None, "Triton kernels do not rotate keys when they read them"
-        if isinstance(args.window, Chunk) or args.kv.basis is not None:  # which kernels do not know
+        if isinstance(args.window, Chunk):  # which kernels do not know
             ops = DeterministicOps if self.deterministic else ReferenceOps
             return ops(self.attention_cap).attention(args)
         return paged_attention.step_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
 
-    def decode_attention(self, args: DecodeAttentionArgs) -> paged_attention.TritonAttention | None:
-        if args.kv.basis is not None:
-            return None
+    def decode_attention(self, args: DecodeAttentionArgs) -> paged_attention.TritonAttention:
         return paged_attention.decode_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
 
     def attend_latents(

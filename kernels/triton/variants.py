@@ -18,9 +18,10 @@ from ..arguments import RecurrenceInputs, RopeAndStoreArgs
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
-from ..reference.quantise import PACKED_INT4, QUANTISED_MAX, stored_size
+from ..reference.quantise import QUANTISED_MAX
 from ..reference.sampling import SAMPLING_DTYPES, SamplingTensors
-from . import experts, layers, logits, lora, recurrence, sampling, store
+from ..reference.scaled_codes import KeyBasis, stored_size
+from . import experts, layers, logits, lora, recurrence, rotation, sampling, scaled_codes, store
 from .attention import latent_attention
 from .attention.chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
 from .attention.paged_rows import QUERY_CLASSES, PagedRows
@@ -46,6 +47,7 @@ class KernelShapes:
     latent_rank: int = 0  # first dimensions of a key that are its value; 0: values are stored apart
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
+    scaled_kv: bool = False  # its codes have scales of their own: the cache has a basis
     windows: tuple[int | None, ...] = (None,)
     soft_cap: float | None = None
     sinks: bool = False
@@ -121,13 +123,12 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
     cap, scale = shapes.soft_cap, 0.1
     kv = _cache(shapes)
     sinks_H = torch.empty(H) if shapes.sinks else None
-    if shapes.kv_dtype == PACKED_INT4:  # its rotations are launches of their own
-        q = torch.empty(4, H, D, dtype=shapes.dtype)
-        store.rotate(q, kv.k_scale_K)
-        store.rotate(q)
-        kv = KvCache(kv.k_SKD, kv.v_SKD)
+    scaled = None
+    if kv.basis is not None:  # their output, float32, is rotated
+        scaled = scaled_codes.scaled_queries(torch.empty(4, H, D, dtype=shapes.dtype), kv.basis, 1)
+        rotation.rotate(torch.empty(4, H, D), shapes.dtype)
         yield
-    R = 4
+    R, options = 4, {"fixed": fixed, "scaled": scaled}
 
     def splits_of(rows: PagedRows):  # type: ignore[no-untyped-def]
         if fixed:
@@ -142,6 +143,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
         if window is not None and queries > window:
             continue
         q = torch.empty(R * queries, H, D, dtype=shapes.dtype)
+        out = q if scaled is None else q.float()
         rows = _rows(shapes, R, queries, window)
         several = [rows]
         if queries == 1:
@@ -150,11 +152,11 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
             several.append(replace(rows, tokens_N=_ints(R * queries), page_size=1))  # paths of trees
         for some in several:
             splits = splits_of(some)
-            split_attention(q, kv, some, splits, q, scale, cap, sinks_H=sinks_H, fixed=fixed)
+            split_attention(q, kv, some, splits, out, scale, cap, sinks_H=sinks_H, **options)
             if some.first_key_R is not None:
                 merge = Merge.empty(shared, splits.num_max * queries, q, kv)
-                attend_shared(q, kv, merge, scale, cap, fixed=fixed)
-                split_attention(q, kv, some, splits, q, scale, cap, sinks_H=sinks_H, fixed=fixed, merge=merge)
+                attend_shared(q, kv, merge, scale, cap, **options)
+                split_attention(q, kv, some, splits, out, scale, cap, sinks_H=sinks_H, merge=merge, **options)
             yield
     if not fixed and kv.is_latent:
         q = torch.empty(256, H, D, dtype=shapes.dtype)
@@ -162,20 +164,23 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
         latent_attention.attend_chunks(q, kv, rows, q, scale)
         yield
     elif not fixed:
-        tile = chunk_tile(_META, D, shapes.kv_dtype)
+        tile = chunk_tile(_META, D, shapes.kv_dtype, scaled=scaled is not None)
         q = torch.empty(256, H, D, dtype=shapes.dtype)
         tiles = QueryTiles(_ints(8), _ints(8), tokens_of_tile(tile, H // K), tile)
         rows = replace(_rows(shapes, 1, 256, window), visible_T=None)
         for parts in (1, 2):
-            chunk_attention(q, kv, rows, tiles, q, scale, cap, sinks_H=sinks_H, parts=parts)
+            out = q if scaled is None else q.float()
+            chunk_attention(q, kv, rows, tiles, out, scale, cap, sinks_H=sinks_H, parts=parts, scaled=scaled)
         yield
 
 
 def _cache(shapes: KernelShapes) -> KvCache:
-    K, size = shapes.num_kv_heads, stored_size(shapes.head_dim, shapes.kv_dtype)
+    K, D = shapes.num_kv_heads, shapes.head_dim
+    size = stored_size(D, shapes.kv_dtype, is_scaled=shapes.scaled_kv)
     memory = torch.empty(2, 4 * shapes.page_size, K, size, dtype=shapes.kv_dtype)
-    if shapes.kv_dtype == PACKED_INT4:
-        return KvCache(memory[0], memory[1], torch.ones(K, shapes.head_dim))
+    if shapes.scaled_kv:
+        statistics = torch.ones(3, K, D)
+        return KvCache(memory[0], memory[1], basis=KeyBasis(*statistics, torch.ones(D // 2)))
     scale = torch.ones(K) if shapes.kv_dtype in QUANTISED_MAX else None
     if shapes.latent_rank:
         return KvCache(memory[0], memory[0][..., : shapes.latent_rank], scale, scale)
@@ -203,7 +208,8 @@ def _layers(shapes: KernelShapes) -> Iterator[None]:
         yield
         return
     angles = torch.empty(4, 1, D, dtype=dtype)
-    args = RopeAndStoreArgs(angles, angles, torch.zeros(4, dtype=torch.int64), H, eps=1e-6)
+    slots_T = torch.zeros(4, dtype=torch.int64)
+    args = RopeAndStoreArgs(angles, angles, slots_T, H, eps=1e-6, positions_T=slots_T if shapes.scaled_kv else None)
     norm = torch.empty(H + K, D, dtype=dtype) if shapes.qk_norm else None
     store.rope_and_store(torch.empty(4, H + 2 * K, D, dtype=dtype), _cache(shapes), norm, args)
     yield

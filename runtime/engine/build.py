@@ -103,7 +103,8 @@ def build_engine(
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     if device.type == "cuda" and resolved.num_ranks > 1:
-        compile_kernels(model, resolved.kv_dtype)  # with one rank when the engine warms up
+        # With one rank when the engine warms up:
+        compile_kernels(model, resolved.kv_dtype, is_scaled=pool.is_scaled)
     graphs = None
     if make_graphs is not None and StepGraphs.supports(model, pool.layers):
         captures = () if source is None else source.captures

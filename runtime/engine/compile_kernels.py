@@ -19,8 +19,10 @@ from .kv_pool import PAGE_SIZE
 logger = logging.getLogger("ramiform.engine")
 
 
-def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
+def compile_kernels(model: Decoder, kv_dtype: torch.dtype, *, is_scaled: bool = False) -> int:
     """Compile every kernel that steps of the model may launch; return their number, 0 with other ops than Triton's.
+
+    `is_scaled` is as of the model's `KvMemory`.
 
     Triton keeps compiled kernels in its cache folder, so a second start takes them from there.
     """
@@ -43,6 +45,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         page_size=PAGE_SIZE,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
+        scaled_kv=is_scaled,
         windows=tuple(dict.fromkeys(None if isinstance(one, Chunk) else one for one in config.windows)),
         soft_cap=config.attention_cap,
         sinks=config.sinks,

@@ -185,7 +185,7 @@ class ForwardEngine:
         """Compile kernels, capture CUDA graphs and run one small plan, so that the first request pays for none."""
         model, graphs = self._runner.model, self._runner.graphs
         if model.device.type == "cuda":
-            compile_kernels(model, self._runner.pool.dtype)
+            compile_kernels(model, self._runner.pool.dtype, is_scaled=self._runner.pool.is_scaled)
         if graphs is not None and not graphs.captured:
             graphs.capture_all()
         self.run(self.warm_up_plan())

@@ -17,8 +17,10 @@ from ...kv_cache import KvCache
 from ...transfer import to_device
 from ..launch_configs import AttentionTile, num_parts
 from ..launching import launch
-from .flash_attention import attend, head_offset, score_factor, share_beside_sinks, start
+from ..scaled_codes import FORMATS, ScaledQueries, scaled_bytes
+from .flash_attention import attend, score_factor, share_beside_sinks, start
 from .paged_rows import PagedRows, product_dtype
+from .scaled_attention import NO_UNIT, attend_scaled
 
 _MOST_PARTS = 8  # of a tile's keys
 
@@ -70,12 +72,13 @@ def chunk_attention(
     *,
     sinks_H: torch.Tensor | None = None,
     parts: int | None = None,
+    scaled: ScaledQueries | None = None,
 ) -> None:
     """Write causal `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous. No trees.
 
     With `soft_cap` c scores become `c * tanh(score / c)` first. `sinks_H` are as for
     `Attention.attend`. Where tiles and key heads are too few for the device, as with tensor parallelism, each tile's
-    keys are cut into `parts`, which are merged by their log-sums.
+    keys are cut into `parts`, which are merged by their log-sums. `scaled` is as for `split_attention`.
     """
     assert rows.visible_T is None
     H, D = q_THD.shape[1:]
@@ -85,14 +88,18 @@ def chunk_attention(
     if parts > 1:
         partial_STHD = torch.empty((parts, T, H, D), dtype=torch.float32, device=q_THD.device)
         weight_STH = torch.empty((parts, T, H), dtype=torch.float32, device=q_THD.device)
+    k_memory, v_memory = kv.k_SKD, kv.v_SKD
+    if scaled is not None:
+        q_THD, k_memory, v_memory = scaled.q_THD, k_memory.view(torch.uint8), v_memory.view(torch.uint8)
     launch(
         _attend_chunk,
         (num_tiles, K, parts),
         q_THD,
-        kv.k_SKD,
-        kv.v_SKD,
+        k_memory,
+        v_memory,
         kv.k_scale_K,
         kv.v_scale_K,
+        *((None,) * 6 if scaled is None else (*scaled[1:5], *scaled.angles)),
         out_THD,
         partial_STHD,
         weight_STH,
@@ -105,6 +112,7 @@ def chunk_attention(
         tiles.first_I,
         scale,
         0.0 if soft_cap is None else soft_cap,
+        0,
         T,
         q_THD.stride(0),
         q_THD.stride(1),
@@ -121,6 +129,7 @@ def chunk_attention(
         BLOCK_D=max(16, triton.next_power_of_2(D)),
         BLOCK_M=max(16, triton.next_power_of_2(tiles.num_tokens * (H // K))),
         PRODUCT=product_dtype(kv.k_SKD.dtype),
+        FORMAT="" if scaled is None else FORMATS[kv.k_SKD.dtype],
         num_warps=tiles.tile.num_warps,
         num_stages=tiles.tile.num_stages,
     )
@@ -147,13 +156,19 @@ def chunk_attention(
         )
 
 
-@triton.jit(do_not_specialize=["stride_pages", "num_tokens"])
+@triton.jit(do_not_specialize=["nothing", "stride_pages", "num_tokens"])
 def _attend_chunk(
     q_THD,
     k_SKD,
     v_SKD,
     k_scale_K,
     v_scale_K,
+    high_THD,
+    low_THD,
+    share_TH,
+    first_TH,
+    high_PD,
+    low_PD,
     out_THD,
     partial_STHD,  # None: a tile's keys are one part
     weight_STH,  # log2 of the sum of a part's weights
@@ -166,6 +181,7 @@ def _attend_chunk(
     first_I,
     scale,
     cap,
+    nothing,  # 0
     num_tokens,
     stride_qt,
     stride_qh,
@@ -182,6 +198,7 @@ def _attend_chunk(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     PRODUCT: tl.constexpr,
+    FORMAT: tl.constexpr,  # of scaled codes, or ""
 ):
     row = tl.load(row_I + tl.program_id(0))
     first_own = tl.load(first_I + tl.program_id(0))
@@ -206,27 +223,47 @@ def _attend_chunk(
 
     end = prefix + tl.minimum(first_own + TOKENS, num_queries)
     pages = page_table_RP + row.to(tl.int64) * stride_pages
-    kv_offset = head_offset(head_k, k_SKD, D)
     acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
     begin = tl.maximum(prefix + first_own - WINDOW + 1, 0) if WINDOW else 0
     if partial_STHD is not None:
         size = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(2)), TILE) * TILE
         begin += tl.program_id(2) * size
         end = tl.minimum(begin + size, end)
-    if WINDOW:
-        unmasked_end = begin
-    else:
+    unmasked_end = begin
+    whole_end = begin
+    if not WINDOW:
         unmasked_end = (prefix + first_own + 1) // TILE * TILE  # the first query sees these keys, so all queries do
         whole_end = tl.minimum(unmasked_end, end)
-        acc_MD, max_M, sum_M = attend(
-            acc_MD, max_M, sum_M, q_MD, begin, whole_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
-            prefix, position_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+        unmasked_end = tl.maximum(unmasked_end, begin)
+    if FORMAT != "":
+        place_M = token_M.to(tl.int64) * H + head_M
+        share_M = tl.load(share_TH + place_M, mask=valid_M, other=0.0)
+        first_M = tl.load(first_TH + place_M, mask=valid_M, other=0.0)
+        unit = NO_UNIT
+        kv_offset = head_k * scaled_bytes(FORMAT, D)
+        if not WINDOW:
+            acc_MD, max_M, sum_M, unit = attend_scaled(
+                acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+                begin, whole_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, None, position_M,
+                prefix, position_M, scale, cap, nothing, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
+            )  # fmt: skip
+        acc_MD, max_M, sum_M, unit = attend_scaled(
+            acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+            unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, None, position_M,
+            prefix, position_M, scale, cap, nothing, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
         )  # fmt: skip
-    unmasked_end = tl.maximum(unmasked_end, begin)
-    acc_MD, max_M, sum_M = attend(
-        acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
-        prefix, position_M, scale, cap, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
-    )  # fmt: skip
+        acc_MD *= unit
+    else:
+        kv_offset = head_k * D
+        if not WINDOW:
+            acc_MD, max_M, sum_M = attend(
+                acc_MD, max_M, sum_M, q_MD, begin, whole_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+                prefix, position_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+            )  # fmt: skip
+        acc_MD, max_M, sum_M = attend(
+            acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+            prefix, position_M, scale, cap, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+        )  # fmt: skip
     safe_M = tl.where(sum_M == 0.0, 1.0, sum_M)  # padding queries of the tile may see nothing
     acc_MD /= safe_M[:, None]
     if v_scale_K is not None:

@@ -45,28 +45,6 @@ def share_beside_sinks(sinks_H, head, weight):
 
 
 @triton.jit
-def head_offset(head_k, memory, D: tl.constexpr):
-    """Return where a key head's numbers begin in a slot, in elements of the cache."""
-    if memory.dtype.element_ty == tl.uint8:
-        return head_k * (D // 2 + 2)
-    return head_k * D
-
-
-@triton.jit
-def _unpack(memory, offset_N, valid_N, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return what four-bit codes stand for without their scales [N, D], and the scales."""
-    d = tl.arange(0, BLOCK_D)
-    HALF: tl.constexpr = D // 2
-    low_N = tl.load(memory + offset_N, mask=valid_N, other=0).to(tl.int32)
-    high_N = tl.load(memory + offset_N + 1, mask=valid_N, other=0).to(tl.int32)
-    scale_N = ((low_N << 16) | (high_N << 24)).to(tl.float32, bitcast=True)
-    valid_ND = valid_N[:, None] & (d < D)[None, :]
-    byte_ND = tl.load(memory + offset_N[:, None] + 2 + (d % HALF)[None, :], mask=valid_ND, other=0).to(tl.int32)
-    code_ND = (byte_ND >> tl.where(d < HALF, 0, 4)[None, :]) & 15
-    return code_ND.to(tl.float32) - 7.5, scale_N
-
-
-@triton.jit
 def attend(
     acc_MD,
     max_M,
@@ -106,11 +84,7 @@ def attend(
         else:
             page_N = tl.load(pages + at_N // PAGE, mask=valid_N, other=0)
         offset_N = (page_N.to(tl.int64) * PAGE + at_N % PAGE) * stride_slot + kv_offset
-        if k_SKD.dtype.element_ty == tl.uint8:
-            k_ND, k_scale_N = _unpack(k_SKD, offset_N, valid_N, D, BLOCK_D)
-            v_ND, v_scale_N = _unpack(v_SKD, offset_N, valid_N, D, BLOCK_D)
-            v_ND *= v_scale_N[:, None]
-        elif MASK == "none" and D == BLOCK_D:
+        if MASK == "none" and D == BLOCK_D:
             k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :])
             v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :])
         else:
@@ -118,8 +92,6 @@ def attend(
             k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
             v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
         score_MN = tl.dot(q_MD, tl.trans(k_ND.to(q_MD.dtype)), input_precision="ieee")
-        if k_SKD.dtype.element_ty == tl.uint8:
-            score_MN *= k_scale_N[None, :]
         if CAP:
             # tanh(x) = 1 - 2 / (exp(2x) + 1)
             score_MN = cap - 2.0 * cap / (tl.exp2(score_MN * cap_factor) + 1.0)

@@ -18,10 +18,10 @@ from ...attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens,
 from ...kv_cache import KvCache
 from ...reference.attention import paged_attention
 from ...reference.attention_layout import AttentionLayout, attention_layout
-from ...reference.quantise import PACKED_INT4
 from ...transfer import to_device
 from ..launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile, most_split_queries, num_splits_wanted
-from ..store import rotate
+from ..rotation import rotate
+from ..scaled_codes import scaled_queries
 from .chunk_attention import QueryTiles, chunk_attention
 from .latent_attention import attend_chunks
 from .paged_rows import PagedRows
@@ -49,33 +49,34 @@ class TritonAttention:
     plain: ReferenceRows | None
     shared: SharedPass | None
     deterministic: bool
+    num_positions: int  # keys have positions below it
     soft_cap: float | None = None
 
     def attend(
         self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
     ) -> torch.Tensor:
-        shape = *q_THD.shape[:2], kv.value_dim
-        out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
-        cap, fixed = self.soft_cap, self.deterministic
-        given_THD, given, packed = q_THD, kv, kv.k_SKD.dtype == PACKED_INT4
-        if packed:  # the kernels compute in the rotated basis
-            q_THD, kv = rotate(q_THD, kv.k_scale_K), KvCache(kv.k_SKD, kv.v_SKD)
+        shape, dtype = (*q_THD.shape[:2], kv.value_dim), q_THD.dtype
+        cap, fixed, scaled = self.soft_cap, self.deterministic, None
+        if kv.basis is not None:  # the kernels' output is rotated
+            scaled = scaled_queries(q_THD, kv.basis, self.num_positions)
+        out_THD = torch.empty(shape, dtype=dtype if scaled is None else torch.float32, device=q_THD.device)
+        options = {"fixed": fixed, "scaled": scaled}
         merge = None
         if self.shared is not None:
             most = max(splits.num_max * rows.max_queries for rows, splits in self.few)
             merge = Merge.empty(self.shared, most, q_THD, kv)
-            attend_shared(q_THD, kv, merge, scale, cap, fixed=fixed)
+            attend_shared(q_THD, kv, merge, scale, cap, **options)
         for rows, splits in self.few:
-            split_attention(q_THD, kv, rows, splits, out_THD, scale, cap, sinks_H=sinks_H, fixed=fixed, merge=merge)
+            split_attention(q_THD, kv, rows, splits, out_THD, scale, cap, sinks_H=sinks_H, merge=merge, **options)
         if self.many is not None and kv.is_latent:
             attend_chunks(q_THD, kv, self.many[0], out_THD, scale)
         elif self.many is not None:
-            chunk_attention(q_THD, kv, *self.many, out_THD, scale, cap, sinks_H=sinks_H)
-        if packed:
-            out_THD = rotate(out_THD)
+            chunk_attention(q_THD, kv, *self.many, out_THD, scale, cap, sinks_H=sinks_H, scaled=scaled)
+        if scaled is not None:
+            out_THD = rotate(out_THD, dtype)
         if self.plain is not None:
             tokens_n, layout = self.plain
-            out_THD.index_copy_(0, tokens_n, paged_attention(given_THD[tokens_n], given, layout, scale, cap, sinks_H))
+            out_THD.index_copy_(0, tokens_n, paged_attention(q_THD[tokens_n], kv, layout, scale, cap, sinks_H))
         return out_THD
 
 
@@ -96,7 +97,7 @@ def step_attention(args: AttentionArgs, *, deterministic: bool, soft_cap: float 
         num_tokens,
         shared=shared,
         group=group,
-        tile=chunk_tile(device, D, kv.k_SKD.dtype),
+        tile=chunk_tile(device, D, kv.k_SKD.dtype, scaled=kv.basis is not None),
         page_size=args.page_size,
         window=args.window,
         device=device,
@@ -107,7 +108,9 @@ def step_attention(args: AttentionArgs, *, deterministic: bool, soft_cap: float 
     if shared is not None and pieces is not None:
         longest = int((shared.num_keys_G - shared.first_key_G).max())
         shared_pass = SharedPass(pieces[0], _splits(pieces[0], kv, longest, deterministic), pieces[1])
-    return TritonAttention(tuple(zip(few, splits, strict=True)), many, plain, shared_pass, deterministic, soft_cap)
+    num_positions = max((row.first_position + row.num_tokens for row in args.rows), default=0)
+    launches = tuple(zip(few, splits, strict=True))
+    return TritonAttention(launches, many, plain, shared_pass, deterministic, num_positions, soft_cap)
 
 
 def _shared_keys(args: AttentionArgs, deterministic: bool) -> tuple[list[SharedTokens], list[int], list[int]]:
@@ -166,12 +169,14 @@ def decode_attention(
         first_key_R=args.first_key_R,
     )
     splits = _splits(rows, args.kv, P * args.page_size, deterministic)
-    shared_pass = None
+    shared_pass, num_pages = None, P
     if shared is not None:
+        num_pages += LEVELS * shared.page_table_GP.shape[1]
         pieces = piece_rows(shared, rows.positions_T, page_size=args.page_size, window=args.window)
         longest = shared.page_table_GP.shape[1] * args.page_size
         shared_pass = SharedPass(pieces, _splits(pieces, args.kv, longest, deterministic), shared.places_TL)
-    return TritonAttention(((rows, splits),), None, None, shared_pass, deterministic, soft_cap)
+    num_positions = num_pages * args.page_size
+    return TritonAttention(((rows, splits),), None, None, shared_pass, deterministic, num_positions, soft_cap)
 
 
 def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -> Splits:

@@ -23,9 +23,11 @@ from ...attention_groups import LEVELS, PIECE_TOKENS
 from ...kv_cache import KvCache
 from ..launch_configs import split_tile
 from ..launching import launch
-from .flash_attention import LOG2E, attend, head_offset, score_factor, share_beside_sinks, start
+from ..scaled_codes import FORMATS, ScaledQueries, scaled_bytes
+from .flash_attention import LOG2E, attend, score_factor, share_beside_sinks, start
 from .latent_attention import attend_latents
 from .paged_rows import MAX_TREE, PagedRows, product_dtype, query_class
+from .scaled_attention import NO_UNIT, attend_scaled
 from .splits import ROWS_AT_ONCE, Splits, row_of_split
 
 
@@ -76,6 +78,7 @@ def split_attention(
     sinks_H: torch.Tensor | None = None,
     fixed: bool = False,
     merge: Merge | None = None,
+    scaled: ScaledQueries | None = None,
 ) -> None:
     """Write `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous.
 
@@ -84,7 +87,8 @@ def split_attention(
 
     `fixed` makes a row's bits independent of the batch: tiles of one size, and splits
     (`fixed_splits`, of all of a row's keys) that begin where the sequence does, for any window. Where `rows` have a
-    `first_key_R`, the keys before it come from `merge`, which `attend_shared` filled.
+    `first_key_R`, the keys before it come from `merge`, which `attend_shared` filled. A cache with a basis needs
+    `scaled`, the queries for its keys; the output is rotated as its values are.
     """
     H, D = q_THD.shape[1], kv.value_dim
     Q = rows.max_queries
@@ -92,7 +96,7 @@ def split_attention(
         partials, base = Partials.empty(splits.num_max * Q, H, D, q_THD.device), 0
     else:
         partials, base = merge.partials, merge.shared.splits.num_max * PIECE_TOKENS
-    _launch(q_THD, kv, rows, splits, out_THD, partials, base, scale, soft_cap, sinks_H, fixed)
+    _launch(q_THD, kv, rows, splits, out_THD, partials, base, scale, soft_cap, sinks_H, fixed, scaled)
     launch(
         _combine,
         (rows.num_keys_R.shape[0] * Q, H),
@@ -119,12 +123,18 @@ def split_attention(
 
 
 def attend_shared(
-    q_THD: torch.Tensor, kv: KvCache, merge: Merge, scale: float, soft_cap: float | None = None, *, fixed: bool = False
+    q_THD: torch.Tensor,
+    kv: KvCache,
+    merge: Merge,
+    scale: float,
+    soft_cap: float | None = None,
+    *,
+    fixed: bool = False,
+    scaled: ScaledQueries | None = None,
 ) -> None:
     """Compute the results over shared keys, with the arguments of `split_attention`."""
-    _launch(
-        q_THD, kv, merge.shared.rows, merge.shared.splits, q_THD, merge.partials, 0, scale, soft_cap, None, fixed
-    )  # nothing is written to an output
+    rows, splits = merge.shared.rows, merge.shared.splits  # nothing is written to an output
+    _launch(q_THD, kv, rows, splits, q_THD, merge.partials, 0, scale, soft_cap, None, fixed, scaled)
 
 
 def _launch(
@@ -139,6 +149,7 @@ def _launch(
     soft_cap: float | None,
     sinks_H: torch.Tensor | None,
     fixed: bool,
+    scaled: ScaledQueries | None,
 ) -> None:
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
@@ -154,17 +165,21 @@ def _launch(
     # Tiles of one size where a row's bits must not depend on the batch.
     wanted = MAX_TREE if fixed else query_class(Q)
     block_m = max(16, triton.next_power_of_2(wanted * group))
-    tile = split_tile(q_THD.device, D, kv.k_SKD.dtype, block_m)
+    tile = split_tile(q_THD.device, D, kv.k_SKD.dtype, block_m, scaled=scaled is not None)
     block_m = max(tile.queries, triton.next_power_of_2(group))
     num_tiles = triton.cdiv(Q, block_m // group)
+    k_memory, v_memory = kv.k_SKD, kv.v_SKD
+    if scaled is not None:
+        q_THD, k_memory, v_memory = scaled.q_THD, k_memory.view(torch.uint8), v_memory.view(torch.uint8)
     launch(
         _attend_split,
         (splits.num_max, K, num_tiles),
         q_THD,
-        kv.k_SKD,
-        kv.v_SKD,
+        k_memory,
+        v_memory,
         kv.k_scale_K,
         kv.v_scale_K,
+        *((None,) * 6 if scaled is None else (*scaled[1:5], *scaled.angles)),
         out_THD,
         *partials,
         sinks_H,
@@ -180,6 +195,7 @@ def _launch(
         splits.size,
         scale,
         0.0 if soft_cap is None else soft_cap,
+        0,
         base,
         Q,
         R,
@@ -200,18 +216,25 @@ def _launch(
         BLOCK_M=block_m,
         BLOCK_R=ROWS_AT_ONCE,
         PRODUCT=product_dtype(kv.k_SKD.dtype),
+        FORMAT="" if scaled is None else FORMATS[kv.k_SKD.dtype],
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
 
 
-@triton.jit(do_not_specialize=["base", "max_queries", "num_rows", "stride_pages"])
+@triton.jit(do_not_specialize=["nothing", "base", "max_queries", "num_rows", "stride_pages"])
 def _attend_split(
     q_THD,
     k_SKD,
     v_SKD,
     k_scale_K,
     v_scale_K,
+    high_THD,
+    low_THD,
+    share_TH,
+    first_TH,
+    high_PD,
+    low_PD,
     out_THD,
     partial_NHD,
     weight_NH,
@@ -228,6 +251,7 @@ def _attend_split(
     split_size,
     scale,
     cap,
+    nothing,  # 0
     base,  # of the partial results
     max_queries,
     num_rows,
@@ -248,6 +272,7 @@ def _attend_split(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PRODUCT: tl.constexpr,
+    FORMAT: tl.constexpr,  # of scaled codes, or ""
 ):
     split = tl.program_id(0)
     head_k = tl.program_id(1)
@@ -293,20 +318,42 @@ def _attend_split(
 
     acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
     pages = page_table_RP + row.to(tl.int64) * stride_pages - first_key // PAGE
-    kv_offset = head_offset(head_k, k_SKD, D)
-    if WINDOW:
-        unmasked_end = first
-    else:
+    unmasked_end = first
+    if not WINDOW:
         # Whole tiles before the row's own tokens need no mask.
-        unmasked_end = first + tl.maximum(tl.minimum(end, prefix) - first, 0) // TILE * TILE
-        acc_MD, max_M, sum_M = attend(
-            acc_MD, max_M, sum_M, q_MD, first, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
-            prefix, bits_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+        unmasked_end += tl.maximum(tl.minimum(end, prefix) - first, 0) // TILE * TILE
+    if FORMAT != "":
+        place_M = token_M.to(tl.int64) * H + head_M
+        share_M = tl.load(share_TH + place_M, mask=valid_M, other=0.0)
+        first_M = tl.load(first_TH + place_M, mask=valid_M, other=0.0)
+        unit = NO_UNIT
+        own_positions = None
+        if visible_T is not None and tokens_N is None:  # else paths, whose keys follow one another
+            own_positions = positions_T + first_query
+        kv_offset = head_k * scaled_bytes(FORMAT, D)
+        if not WINDOW:
+            acc_MD, max_M, sum_M, unit = attend_scaled(
+                acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+                first, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, own_positions,
+                position_M, prefix, bits_M, scale, cap, nothing, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
+            )  # fmt: skip
+        acc_MD, max_M, sum_M, unit = attend_scaled(
+            acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+            unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, own_positions,
+            position_M, prefix, bits_M, scale, cap, nothing, "bits", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
         )  # fmt: skip
-    acc_MD, max_M, sum_M = attend(
-        acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
-        prefix, bits_M, scale, cap, "bits", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
-    )  # fmt: skip
+        acc_MD *= unit
+    else:
+        kv_offset = head_k * D
+        if not WINDOW:
+            acc_MD, max_M, sum_M = attend(
+                acc_MD, max_M, sum_M, q_MD, first, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages,
+                position_M, prefix, bits_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+            )  # fmt: skip
+        acc_MD, max_M, sum_M = attend(
+            acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+            prefix, bits_M, scale, cap, "bits", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+        )  # fmt: skip
 
     safe_M = tl.where(sum_M == 0.0, 1.0, sum_M)
     acc_MD /= safe_M[:, None]

@@ -25,7 +25,15 @@ MODELS = {
     "llama-8b-lora": replace(LLAMA_8B, adapter_rank=16),
     "llama-8b-fp8-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e4m3fn),
     "llama-8b-int8-kv": replace(LLAMA_8B, kv_dtype=torch.int8),
-    "llama-8b-int4-kv": replace(LLAMA_8B, kv_dtype=torch.uint8),
+    "llama-8b-scaled-fp8-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e4m3fn, scaled_kv=True),
+    "llama-8b-scaled-int8-kv": replace(LLAMA_8B, kv_dtype=torch.int8, scaled_kv=True),
+    "llama-8b-scaled-int4-kv": replace(LLAMA_8B, kv_dtype=torch.uint8, scaled_kv=True),
+    "qwen2.5-0.5b-scaled-int8-kv": KernelShapes(
+        14, 2, 64, 896, 151936, 16, kv_dtype=torch.int8, scaled_kv=True, gated_size=4864
+    ),
+    "gemma-2-9b-scaled-int8-kv": KernelShapes(
+        16, 8, 256, 3584, 256000, 16, kv_dtype=torch.int8, scaled_kv=True, soft_cap=50.0
+    ),
     "llama-8b-e5m2-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e5m2),
     "llama-8b-tp8": replace(LLAMA_8B, num_heads=4, num_kv_heads=1, gated_size=1792),
     "llama-8b-deterministic": replace(LLAMA_8B, deterministic=True),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ramiform.kernels import (
-    PACKED_INT4,
     AttentionArgs,
     KvCache,
     RopeAndStoreArgs,
@@ -15,9 +14,7 @@ from ramiform.kernels import (
     attention_layout,
     paged_attention,
     store_kv,
-    stored_size,
 )
-from ramiform.kernels.reference.attention import rotated_queries
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.reference.quantise import E5M2
 from ramiform.kernels.triton import store
@@ -103,42 +100,6 @@ def test_kernels_and_plain_torch_read_the_same_from_a_cache(
         tiles = query_tiles([num_queries] * 2, LENGTHS, group=H // K, tile=tile, device=device)
         chunk_attention(q_THD, kv, rows, tiles, got, SCALE)
     torch.testing.assert_close(got, want, atol=3e-3, rtol=3e-3)  # the kernels multiply in float16
-
-
-def four_bits(head_dim: int, dtype: torch.dtype, device: torch.device) -> KvCache:
-    """Return a cache whose keys have uneven channels."""
-    codes = torch.zeros(2, 8 * PAGE_SIZE, K, stored_size(head_dim, PACKED_INT4), dtype=PACKED_INT4, device=device)
-    return KvCache(*codes, torch.exp2(torch.randint(-1, 3, (K, head_dim), device=device).float()))
-
-
-@pytest.mark.parametrize(("head_dim", "dtype"), [(32, torch.bfloat16), (24, torch.float32)], ids=str)
-def test_kernels_and_plain_torch_pack_the_same_four_bit_codes(
-    head_dim: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    torch.manual_seed(2)
-    qkv = torch.randn(5, H + 2 * K, head_dim, device=device).to(dtype)
-    cos, sin = torch.ones(5, 1, head_dim, dtype=dtype), torch.zeros(5, 1, head_dim, dtype=dtype)
-    slots = torch.randperm(8 * PAGE_SIZE, device=device)[:5]
-    ours = four_bits(head_dim, dtype, device)
-    theirs = KvCache(ours.k_SKD.clone(), ours.v_SKD.clone(), ours.k_scale_K)
-    store.rope_and_store(qkv, ours, None, RopeAndStoreArgs(cos, sin, slots, H, eps=0.0))
-    store_kv(qkv[:, H : H + K], qkv[:, H + K :], theirs, slots)
-    assert torch.equal(ours.k_SKD, theirs.k_SKD)
-    assert torch.equal(ours.v_SKD, theirs.v_SKD)
-    assert torch.equal(store.rotate(qkv[:, :H], ours.k_scale_K), rotated_queries(qkv[:, :H], ours))
-
-
-def test_kernels_attend_to_four_bit_codes_as_plain_torch_does(device: torch.device) -> None:
-    """A decode row, a row of few tokens and a chunk."""
-    torch.manual_seed(3)
-    kv = four_bits(D, torch.float32, device)
-    store_kv(*torch.randn(2, 8 * PAGE_SIZE, K, D, device=device), kv, torch.arange(8 * PAGE_SIZE, device=device))
-    spans = [RowSpan(19, 1, np.array([3, 0])), RowSpan(9, 2, np.array([5])), RowSpan(2, 17, np.array([7, 1]))]
-    q_THD = torch.randn(20, H, D, device=device)
-    args = AttentionArgs(spans, kv, H, PAGE_SIZE, None, torch.float32)
-    got = step_attention(args, deterministic=False).attend(q_THD, kv, SCALE)
-    layout = attention_layout(spans, page_size=PAGE_SIZE, window=None, dtype=torch.float32, device=device)
-    torch.testing.assert_close(got, paged_attention(q_THD, kv, layout, SCALE), atol=5e-3, rtol=5e-3)
 
 
 def test_kernels_store_e5m2_as_plain_torch_does_and_attend_to_it(device: torch.device) -> None:
