@@ -19,7 +19,7 @@ from .arguments import (
     RowSpan,
     SharedKeys,
 )
-from .dispatch import TRITON_READS_BASES, KernelsName, for_device, quantised_products, uses_triton
+from .dispatch import KernelsName, for_device, quantised_products
 from .kv_cache import KvCache
 from .ops import Attention, LatentArgs, Ops
 from .reference.attention import paged_attention, store_kv
@@ -39,7 +39,6 @@ __all__ = [
     "PACKED_INT4",
     "QUANTISED_MAX",
     "SAMPLING_DTYPES",
-    "TRITON_READS_BASES",
     "Attention",
     "AttentionArgs",
     "AttentionLayout",
@@ -85,6 +84,5 @@ __all__ = [
     "to_device",
     "to_host",
     "token_logprobs",
-    "uses_triton",
     "walk_trees",
 ]

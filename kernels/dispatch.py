@@ -16,7 +16,6 @@ from .ops import Ops
 logger = logging.getLogger("ramiform.kernels")
 
 KernelsName = Literal["auto", "triton", "reference"]
-TRITON_READS_BASES = True  # whether its kernels read codes with scales of their own; else plain torch does
 
 
 def for_device(
@@ -32,7 +31,7 @@ def for_device(
     torch with compiled loops, without them while they are postponed. Triton on a CPU runs in its interpreter, for
     tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
     """
-    if uses_triton(device, name):
+    if _uses_triton(device, name):
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic, attention_cap)
@@ -47,7 +46,7 @@ def for_device(
     return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)
 
 
-def uses_triton(device: torch.device, name: KernelsName) -> bool:
+def _uses_triton(device: torch.device, name: KernelsName) -> bool:
     """Return True if `for_device` returns Triton's ops."""
     return name == "triton" or (name == "auto" and device.type == "cuda" and _has_kernels())
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .reference.quantise import PACKED_INT4, SCALE_BYTES
 from .reference.scaled_codes import KeyBasis, scaled_head_dim
 
 
@@ -38,9 +37,7 @@ class KvCache:
     def head_dim(self) -> int:
         """D, whatever the format."""
         size = self.k_SKD.shape[2]
-        if self.basis is not None:
-            return scaled_head_dim(size, self.k_SKD.dtype)
-        return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == PACKED_INT4 else size
+        return size if self.basis is None else scaled_head_dim(size, self.k_SKD.dtype)
 
     @property
     def value_dim(self) -> int:

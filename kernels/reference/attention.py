@@ -20,14 +20,11 @@ from .layers import apply_rope
 from .quantise import (
     E4M3,
     E5M2,
-    PACKED_INT4,
     expand_e4m3,
     expand_e5m2,
-    pack_int4,
     quantise,
     rotate,
     to_e5m2,
-    unpack_int4,
 )
 from .scaled_codes import pack_keys, pack_values, unpack, unpack_keys
 
@@ -70,10 +67,7 @@ def store_latent(
 
 
 def _store(x_TKD: torch.Tensor, cache_SKD: torch.Tensor, scale_K: torch.Tensor | None, slots_T: torch.Tensor) -> None:
-    if cache_SKD.dtype == PACKED_INT4:
-        x_TKD = x_TKD if scale_K is None else x_TKD / scale_K.to(x_TKD.dtype)
-        stored = pack_int4(rotate(x_TKD))
-    elif scale_K is not None:
+    if scale_K is not None:
         stored = quantise(x_TKD, scale_K, cache_SKD.dtype)
     else:
         stored = to_e5m2(x_TKD) if cache_SKD.dtype == E5M2 else x_TKD.to(cache_SKD.dtype)
@@ -100,31 +94,27 @@ def paged_attention(
     `sinks_H` are further logits, one a head, that take part in the softmax and have no value (Xiao et al. 2023).
     Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention).
     """
-    dtype, unrotated = q_THD.dtype, layout.groups[0].rope is not None
-    q_THD = rotated_queries(q_THD, kv, unrotated=unrotated)
+    dtype = q_THD.dtype
+    q_THD = scaled_queries(q_THD, kv)
     outputs = [_attend(q_THD, kv, group, scale, cap, sinks_H) for group in layout.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     output = plain_outputs(output, kv).to(dtype)
     return output if layout.order is None else output.index_select(0, layout.order)
 
 
-def rotated_queries(q_THD: torch.Tensor, kv: KvCache, *, unrotated: bool = False) -> torch.Tensor:
-    """Return the queries as the cache's keys are stored: times the keys' scales, rotated for four-bit keys. With
-    `unrotated`, four-bit keys are rotated back when they are read instead. Keys of a cache with a basis are read as the
-    numbers meant, in float32 at least."""
+def scaled_queries(q_THD: torch.Tensor, kv: KvCache) -> torch.Tensor:
+    """Return the queries times the keys' scales. Keys of a cache with a basis are read as the numbers meant, in float32
+    at least."""
     if kv.basis is not None:
         return q_THD.to(torch.promote_types(q_THD.dtype, torch.float32))
-    packed = kv.k_SKD.dtype == PACKED_INT4
-    if kv.k_scale_K is not None and not (packed and unrotated):
-        q_THD = _scale_heads(q_THD, kv.k_scale_K)
-    return rotate(q_THD) if packed and not unrotated else q_THD
+    return q_THD if kv.k_scale_K is None else _scale_heads(q_THD, kv.k_scale_K)
 
 
 def plain_outputs(output_THD: torch.Tensor, kv: KvCache) -> torch.Tensor:
     """Return sums of the cache's values as sums of the numbers meant."""
     if kv.v_scale_K is not None:
         output_THD = _scale_heads(output_THD, kv.v_scale_K)
-    return rotate(output_THD) if kv.v_SKD.dtype == PACKED_INT4 or kv.basis is not None else output_THD
+    return rotate(output_THD) if kv.basis is not None else output_THD
 
 
 def _scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
@@ -147,9 +137,6 @@ def _attend(
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
     bias = None if group.bias is None else group.bias.to(q.dtype)
     k_BLKD = gather_keys(kv, group.slots, group.positions, q.dtype).view(B, L, K, D)
-    if kv.basis is None and group.rope is not None and kv.k_SKD.dtype == PACKED_INT4:
-        k_BLKD = rotate(k_BLKD)
-        k_BLKD = k_BLKD if kv.k_scale_K is None else k_BLKD * kv.k_scale_K.to(q.dtype)
     k_BKLD = group.rotate(k_BLKD).transpose(1, 2)
     if kv.is_latent:
         v_BKLD = k_BKLD[..., : kv.v_SKD.shape[2]]
@@ -219,10 +206,8 @@ def _codes_of(cache_SKB: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the contents of the slots as `dtype`, without scales of heads; four-bit ones as they were rotated."""
+    """Return the contents of the slots as `dtype`, without scales of heads."""
     found = _bits(cache_SKD).view(cache_SKD.shape[0], -1).index_select(0, slots)
-    if cache_SKD.dtype == PACKED_INT4:
-        return unpack_int4(found.view(-1, *cache_SKD.shape[1:]), dtype)
     if cache_SKD.dtype == E5M2:
         return expand_e5m2(found, dtype)
     return expand_e4m3(found, dtype) if cache_SKD.dtype == E4M3 else found.to(dtype)

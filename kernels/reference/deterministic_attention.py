@@ -19,7 +19,7 @@ import torch
 from ..arguments import RowSpan, first_seen
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .attention import gather_keys, gather_values, plain_outputs, rotated_queries
+from .attention import gather_keys, gather_values, plain_outputs, scaled_queries
 from .attention_layout import tree_paths
 
 _QUERIES = 8
@@ -41,7 +41,7 @@ class DeterministicAttention:
         K = kv.k_SKD.shape[1]
         G, Q = H // K, _QUERIES
         dtype = q_THD.dtype
-        q_THD = rotated_queries(q_THD, kv)
+        q_THD = scaled_queries(q_THD, kv)
         B = len(self.queries_BQ)
         q_BKMD = q_THD[self.queries_BQ].float().view(B, Q, K, G, D).transpose(1, 2).reshape(B * K, Q * G, D) * scale
         V = kv.value_dim

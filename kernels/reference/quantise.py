@@ -1,13 +1,12 @@
-"""Quantisation of keys and values to eight bits or four, and back.
+"""Quantisation of keys and values to eight bits, and back, and the rotation of those with scales of their own.
 
 Formats of eight bits: int8, symmetric, and e4m3, whose codes times their head's scale are the numbers meant; e5m2, the
 first half of a float16, without a scale (Micikevicius et al. 2022, "FP8 formats for deep learning", table 1).
 
-Four bits: each key and value is rotated by a Hadamard matrix, which spreads its large channels over all of them
-(Ashkboos et al. 2024, QuaRot, section 4). It has a scale of its own beside its codes: any copy of its bytes is whole.
-Keys are first divided by a factor of their channel (Lin et al. 2024, QServe, section 4.2).
+The rotation is by a Hadamard matrix, which spreads large channels over all of them (Ashkboos et al. 2024, QuaRot,
+section 4). `scaled_codes` packs what is rotated.
 
-Legend: T tokens, K key/value heads, D head size, B bytes of a packed key or value.
+Legend: T tokens, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -63,13 +62,6 @@ def expand_e5m2(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (codes.to(torch.int16) << 8).view(torch.float16).to(dtype)
 
 
-SCALE_BYTES = 2  # bfloat16, before the codes
-# The codes 0 to 15 stand for -7.5 to 7.5 times the scale. The largest of some dozens of normal numbers is worth
-# clipping: the error of all others shrinks with the scale (the least mean square error for 64 to 128 numbers).
-_MIDDLE, CLIP = 7.5, 0.9
-_LEAST_SCALE = 2.0**-100  # of zeros, in place of 0, which is no divisor
-
-
 def rotation_size(head_dim: int) -> int:
     """Return the size of the Hadamard matrices along the diagonal: the largest power of two that divides `head_dim`, at
     most 256."""
@@ -91,20 +83,3 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
         half *= 2
     factor: float = size**-0.5
     return (wide * factor).to(x.dtype)
-
-
-def pack_int4(x_TKD: torch.Tensor) -> torch.Tensor:
-    """Return rotated keys or values as scale and codes, uint8 [T, K, B]. A byte holds the codes of channels d, in its
-    low half, and d + D / 2."""
-    x_TKD = x_TKD.float()
-    scale_TK1 = (x_TKD.abs().amax(-1, keepdim=True) * (CLIP / _MIDDLE)).clamp_min_(_LEAST_SCALE).bfloat16()
-    codes_TKD = (x_TKD / scale_TK1.float() + _MIDDLE).round_().clamp_(0, 15).to(torch.uint8)
-    low, high = codes_TKD.chunk(2, dim=-1)
-    return torch.cat((scale_TK1.view(torch.uint8), low | (high << 4)), -1)
-
-
-def unpack_int4(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the rotated numbers that `pack_int4` packed, [..., D] of `dtype`."""
-    scale = packed[..., :SCALE_BYTES].contiguous().view(torch.bfloat16).to(dtype)
-    codes = packed[..., SCALE_BYTES:]
-    return torch.cat((codes & 15, codes >> 4), -1).to(dtype).sub_(_MIDDLE).mul_(scale)

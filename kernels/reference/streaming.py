@@ -19,7 +19,7 @@ import torch
 
 from ..arguments import RowSpan
 from ..kv_cache import KvCache
-from .attention import gather_keys, gather_values, plain_outputs, rotated_queries
+from .attention import gather_keys, gather_values, plain_outputs, scaled_queries
 from .layers import apply_rope
 
 # Rotations by negative distances [T], without attention factors -> cos, sin [T, 1, D].
@@ -67,7 +67,7 @@ class StreamingAttention:
         """Compute attention as `Attention.attend` does."""
         dtype = q_THD.dtype
         turned_THD = apply_rope(q_THD.float(), *self._turned).to(q_THD.dtype)
-        q_THD, turned_THD = rotated_queries(q_THD, kv), rotated_queries(turned_THD, kv)
+        q_THD, turned_THD = scaled_queries(q_THD, kv), scaled_queries(turned_THD, kv)
         parts: list[torch.Tensor] = []
         for row, kept in zip(self._rows, self._kept, strict=True):
             for start in range(0, row.num_tokens, _BLOCK):

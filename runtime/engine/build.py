@@ -176,7 +176,7 @@ def _resolve(config: CoreConfig, path: Path, group: Group) -> _Resolved:
         num_weights,
         dtype,
         kv_dtype,
-        is_scaled(config, device, kv_dtype, whole_config, given),
+        is_scaled(kv_dtype, whole_config, given),
         given,
         context_length,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...kernels import PACKED_INT4, TRITON_READS_BASES, Chunk
+from ...kernels import Chunk
 from ..models.decoder import Decoder
 from .kv_pool import PAGE_SIZE
 
@@ -30,8 +30,6 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype, *, is_scaled: bool = 
         return 0
     from ...kernels.triton.variants import KernelShapes, variants  # here, because it imports triton
 
-    if kv_dtype == PACKED_INT4 and not TRITON_READS_BASES:
-        kv_dtype = model.dtype  # plain torch computes its attention
     config, start = model.config, time.monotonic()
     experts = config.experts
     recurrent = config.recurrent

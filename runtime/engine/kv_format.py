@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import PACKED_INT4, QUANTISED_MAX, TRITON_READS_BASES, uses_triton
+from ...kernels import PACKED_INT4, QUANTISED_MAX
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
@@ -102,16 +102,12 @@ def given_scales(config: CoreConfig, path: Path, model: ModelConfig, dtype: torc
     return None
 
 
-def is_scaled(
-    config: CoreConfig, device: torch.device, dtype: torch.dtype, model: ModelConfig, given: ChosenScales | None
-) -> bool:
+def is_scaled(dtype: torch.dtype, model: ModelConfig, given: ChosenScales | None) -> bool:
     """Return True if codes have scales of their own, and keys are stored relative to statistics: unless static scales
-    are given, attention is latent, or the device's kernels read eight bits with static scales alone."""
+    are given or attention is latent."""
     if dtype not in QUANTISED_MAX or model.latent is not None:
         return dtype == PACKED_INT4
-    if given is not None:
-        return isinstance(given.constants, KvStatistics)
-    return TRITON_READS_BASES or not uses_triton(device, config.kernels)
+    return given is None or isinstance(given.constants, KvStatistics)
 
 
 def choose_scales(
@@ -135,7 +131,7 @@ def choose_scales(
     if dtype not in QUANTISED_MAX and dtype != PACKED_INT4:
         return ChosenScales(None, "none")
     text = start_text(path, model.config)
-    if is_scaled(config, model.device, dtype, model.config, None):
+    if is_scaled(dtype, model.config, None):
         constants: KvConstants = kept_or_measured(path, config.quantize, model, text, group)
     else:
         constants = measure(model, [text], group).scales(dtype)
@@ -155,7 +151,7 @@ def _warn_of_losses(
     if lost <= _LOSS_BOUND:
         return
     better = "bf16"
-    if dtype == PACKED_INT4 and is_scaled(config, model.device, torch.int8, model.config, None):
+    if dtype == PACKED_INT4:
         better = "int8" if divergence(model, text, torch.int8, constants) <= _LOSS_BOUND else "bf16"
     logger.warning(
         "kv_dtype %s moves this model's predictions: a KL divergence of %.1f %% on the built-in text. "

@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import PACKED_INT4, KvCache, RowSpan, attention_layout, paged_attention, store_kv, stored_size
-from ramiform.kernels.reference.deterministic_attention import deterministic_attention
+from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.reference.quantise import (
     E4M3,
     QUANTISED_MAX,
     expand_e4m3,
-    pack_int4,
     quantise,
     rotate,
     rotation_size,
-    unpack_int4,
 )
 
 PAGE_SIZE = 4
@@ -145,48 +142,3 @@ def test_the_rotation_is_sylvester_s_matrix_in_blocks_and_its_own_inverse(head_d
     torch.testing.assert_close(rotate(x), want)
     torch.testing.assert_close(rotate(rotate(x)), x)
     assert torch.equal(rotate(x)[3:4], rotate(x[3:4])), "a row's bits depend on other rows"
-
-
-@pytest.mark.parametrize("unrotated", [False, True])
-def test_attention_over_four_bits_equals_attention_over_the_numbers_they_stand_for(unrotated: bool) -> None:
-    torch.manual_seed(5)
-    D, S = 64, 3 * PAGE_SIZE
-    channels_KD = torch.exp2(torch.randint(-2, 3, (2, D)).float())
-    k_SKD, v_SKD = torch.randn(2, S, 2, D)
-    k_SKD[:, :, 7] *= 20
-    kv = KvCache(*torch.zeros(2, S, 2, stored_size(D, PACKED_INT4), dtype=PACKED_INT4), channels_KD)
-    store_kv(k_SKD, v_SKD, kv, torch.arange(S))
-    meant = KvCache(
-        rotate(unpack_int4(kv.k_SKD, torch.float32)) * channels_KD, rotate(unpack_int4(kv.v_SKD, torch.float32))
-    )
-    assert kv.head_dim == meant.head_dim == D
-    assert (meant.v_SKD - v_SKD).square().mean() < 0.015  # of normal numbers
-    angle = torch.randn(50, 1, D // 2)
-
-    def key_rope(positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        a = angle[positions]
-        return torch.cat((a.cos(), a.cos()), -1), torch.cat((-a.sin(), a.sin()), -1)
-
-    layout = attention_layout(
-        [RowSpan(2, 5, np.array([2, 0]))],
-        page_size=PAGE_SIZE,
-        window=None,
-        dtype=torch.float32,
-        device=CPU,
-        key_rope=key_rope if unrotated else None,
-    )
-    q_THD = torch.randn(5, 4, D)
-    got, want = (paged_attention(q_THD, cache, layout, scale=0.1) for cache in (kv, meant))
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    if not unrotated:
-        spans = [RowSpan(2, 5, np.array([2, 0]))]
-        fixed = deterministic_attention(spans, page_size=PAGE_SIZE, window=None, device=CPU)
-        torch.testing.assert_close(fixed.attend(q_THD, kv, 0.1), want, atol=1e-4, rtol=1e-4)
-
-
-def test_four_bits_of_zeros_and_of_nan_are_zeros_and_nan() -> None:
-    x = torch.zeros(2, 1, 8)
-    x[1, 0, 3] = float("nan")
-    found = unpack_int4(pack_int4(x), torch.float32)
-    assert found[0].abs().max() < 1e-20
-    assert found[1].isnan().all()

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from ...kernels import QUANTISED_MAX, TRITON_READS_BASES, stored_size
+from ...kernels import QUANTISED_MAX, stored_size
 from ...runtime.engine.kv_format import KV_DTYPES
 from ...runtime.engine.kv_pool import PAGE_SIZE
 from ...runtime.engine.window_size import default_ratio
@@ -49,7 +49,7 @@ def mlp_width(config: ModelConfig) -> int:
 def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     """Return the bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
     heads, dtype = math.ceil(config.num_kv_heads / tp), KV_DTYPES[kv]
-    is_scaled = TRITON_READS_BASES and dtype in QUANTISED_MAX and config.latent is None
+    is_scaled = dtype in QUANTISED_MAX and config.latent is None
     head = stored_size(config.head_dim, dtype, is_scaled=is_scaled) * dtype.itemsize
     return config.num_kv_parts * config.num_kv_layers * heads * head
 
