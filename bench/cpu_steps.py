@@ -87,23 +87,38 @@ def random_cache(model: Any, num_pages: int, *, int8: bool = False) -> Any:
     """Return layers of a cache of random numbers, in the model's dtype or in int8."""
     from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 
-    config, scales = model.config, None
-    dtype = torch.int8 if int8 else model.dtype
-    memory = KvMemory(config, num_pages, device=torch.device("cpu"), dtype=dtype)
-    for part in (memory.k_LSKD, memory.v_LSKD):
-        part.copy_(torch.randn(part.shape).mul_(40).clamp_(-127, 127)) if int8 else part.normal_()
-    if int8:
-        scales = _kv_scales()(*torch.full((2, config.num_kv_layers, config.num_kv_heads), 1 / 40))
-    return KvPool(memory, scales=scales).layers
+    config, device = model.config, torch.device("cpu")
+    if not int8:
+        memory = KvMemory(config, num_pages, device=device, dtype=model.dtype)
+        for part in (memory.k_LSKD, memory.v_LSKD):
+            part.normal_()
+        return KvPool(memory).layers
+    try:
+        from ramiform.kernels.reference.scaled_codes import pack
+        from ramiform.runtime.models.stored.kv_scales import KvStatistics
+    except ImportError:  # an older checkout
+        return _cache_with_static_scales(config, num_pages)
+    memory = KvMemory(config, num_pages, device=device, dtype=torch.int8, is_scaled=True)
+    for part in (*memory.k_LSKD, *memory.v_LSKD):
+        part.copy_(pack(torch.randn(*part.shape[:2], config.head_dim), torch.int8))
+    nothing = torch.zeros(config.num_kv_layers, config.num_kv_heads, config.head_dim)
+    frequencies = torch.zeros(config.num_kv_layers, config.head_dim // 2)
+    return KvPool(memory, None, KvStatistics(frequencies, nothing, nothing, torch.ones_like(nothing))).layers
 
 
-def _kv_scales() -> Any:
-    """Return the class of scales."""
+def _cache_with_static_scales(config: Any, num_pages: int) -> Any:
+    """Return layers of an older checkout's cache of random codes in int8."""
+    from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
+
     try:
         from ramiform.runtime.models.stored.kv_scales import KvScales
-    except ImportError:  # an older checkout
+    except ImportError:
         from ramiform.runtime.models.kv_scales import KvScales  # type: ignore[import-not-found, no-redef]
-    return KvScales
+    memory = KvMemory(config, num_pages, device=torch.device("cpu"), dtype=torch.int8)
+    for part in (memory.k_LSKD, memory.v_LSKD):
+        part.copy_(torch.randn(part.shape).mul_(40).clamp_(-127, 127))
+    scales = KvScales(*torch.full((2, config.num_kv_layers, config.num_kv_heads), 1 / 40))
+    return KvPool(memory, None, scales).layers
 
 
 def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) -> Callable[[], object]:

@@ -99,7 +99,9 @@ def decode_attention(hour: Hour) -> Measurement:
                 changes = {"keys": keys, "num_warps": warps, "num_stages": stages}
                 for per_sm in (4,) if hour.dry else (2, 4, 8):
                     row = shape | {"stages": stages, "tile": keys, "warps": warps, "CTAs an SM": per_sm}
-                    split_attention.split_tile = lambda *args, changes=changes: plain_tile(*args)._replace(**changes)
+                    split_attention.split_tile = lambda *args, changes=changes, **named: plain_tile(
+                        *args, **named
+                    )._replace(**changes)
                     try:
                         taken = hour.seconds(batch.split(per_sm=per_sm, tile=keys))
                         yield row | {"us": 1e6 * taken, "GB/s": batch.num_bytes / taken / 1e9}

@@ -44,7 +44,7 @@ _START_TOKENS = 192  # 64 do nearly as well; each takes time at start
 _FIRST_TOKENS = 4  # of a text, which attract attention: their keys are unlike the others
 _LEAST_PART = 1e-2  # of a head's size: the least that a pair of channels counts as
 _KEPT_SECONDS = 0.5  # of measuring, from which on statistics are kept on disk
-_KEPT_VERSION = 1
+_KEPT_VERSION = 2
 # Prose, code, records, a dialogue, a table, other languages: what channels have in all of them is their mean.
 _TEXT = """The harbour was quiet before dawn. Two fishermen, Anna and her brother, checked the nets and talked about \
 the price of diesel, which had doubled since March 2019. "We leave at six," she said, "unless the wind turns."
@@ -99,11 +99,12 @@ def layer_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 class _QuerySizes:
-    """Sums of squares of queries, by layer, key/value head and channel."""
+    """Sums of squares of a text's queries after the first `num_skipped`, by layer, key/value head and channel."""
 
-    def __init__(self, memory: KvMemory) -> None:
+    def __init__(self, memory: KvMemory, num_skipped: int) -> None:
         L, _, K, D = memory.k_LSKD.shape
-        self.memory, self.num_skipped = memory, 0
+        self.memory, self.num_skipped = memory, num_skipped
+        self.num_seen_LK = np.zeros((L, K), dtype=np.int64)  # a chunk comes in parts, to stages
         self.sums_LKD = torch.zeros(L, K, D, dtype=torch.float64, device=memory.k_LSKD.device)
 
     def add(self, q_THD: torch.Tensor, kv: KvCache) -> None:
@@ -111,7 +112,9 @@ class _QuerySizes:
         whole = self.memory.k_LSKD
         place = (kv.k_SKD.data_ptr() - whole.data_ptr()) // whole.element_size()
         layer, head, K = place // whole.stride(0), place % whole.stride(1) // whole.stride(2), kv.k_SKD.shape[1]
-        q_TKGD = q_THD[self.num_skipped :].double().unflatten(1, (K, -1))
+        num_skipped = max(0, self.num_skipped - int(self.num_seen_LK[layer, head]))
+        self.num_seen_LK[layer, head : head + K] += len(q_THD)
+        q_TKGD = q_THD[num_skipped:].double().unflatten(1, (K, -1))
         self.sums_LKD[layer, head : head + K] += q_TKGD.square().sum((0, 2))
 
 
@@ -155,12 +158,11 @@ def measure_statistics(
     for text in texts:
         pages = list(range(-(-len(text) // PAGE_SIZE)))
         memory = KvMemory(config, len(pages), device=device, dtype=torch.float32)
-        sizes, watched = _QuerySizes(memory), copy.copy(model)
+        skipped = min(_FIRST_TOKENS, len(text) - 1)
+        sizes, watched = _QuerySizes(memory, skipped), copy.copy(model)
         watched.ops = _WatchedOps(model.ops, sizes)  # type: ignore[assignment]  # it is what it delegates to
         chunk = TOKENS_AT_ONCE if config.recurrent is None else len(text)  # recurrent states have no slots here
-        skipped = min(_FIRST_TOKENS, len(text) - 1)
         for start in range(0, len(text), chunk):
-            sizes.num_skipped = skipped if start == 0 else 0
             row = Row(rid="", tokens=list(text[start : start + chunk]), first_position=start, pages=pages)
             hidden_and_features([row], np.array([len(row.tokens) - 1]), watched, memory.layers(), group, ())
         k_LTKD = _turned_back(memory.k_LSKD[:, : len(text)], frequencies)
@@ -233,17 +235,23 @@ def divergence(model: Decoder, text: Sequence[int], dtype: torch.dtype, constant
 
 def kept_or_measured(path: Path, quantize: str | None, model: Decoder, tokens: list[int], group: Group) -> KvStatistics:
     """Return the statistics of `tokens`, which are kept beside the compiled loops if measuring them takes time."""
-    part, frequencies = (model.device.type, model.dtype, model.layers, model.kv_heads), layer_frequencies(model.config)
+    # By ops too: those of another rounding have other statistics, which deterministic results would depend on.
+    part = (model.device.type, model.ops.name, model.dtype, model.layers, model.kv_heads)
+    frequencies = layer_frequencies(model.config)
     parts = _KEPT_VERSION, weights_digest(path), quantize, part, tokens, frequencies.tolist(), model.config.is_native
     name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
     place = loops.cache_directory(loops.loops_folder(Path(loops.__file__).parent / "kernels" / "cpu" / "ops.py"))
     file = None if place is None else place / f"kv-{name}.safetensors"
+    kept = None
     if file is not None and file.is_file():
         try:
             found = load_file(file)
-            return KvStatistics(frequencies, found["mean"], found["first"], found["factor"])
+            kept = KvStatistics(frequencies, found["mean"], found["first"], found["factor"])
         except (SafetensorError, OSError, KeyError):
             logger.warning("%s is not readable: measured again", file)
+    if group.least(int(kept is not None)):  # ranks measure together
+        assert kept is not None
+        return kept
     began = time.monotonic()
     statistics, _ = measure_statistics(model, [tokens], group)
     if file is not None and time.monotonic() - began > _KEPT_SECONDS:

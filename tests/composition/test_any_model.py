@@ -360,7 +360,7 @@ def test_a_model_that_attends_otherwise_than_it_says_is_refused(checkpoints: Any
     """The trial at load compares two chunks over paged KV with transformers' own pass."""
     _, path = checkpoints("Apertus")
     store = attention.store_kv
-    monkeypatch.setattr(attention, "store_kv", lambda k, v, kv, slots: store(k, v * 0.9, kv, slots))
+    monkeypatch.setattr(attention, "store_kv", lambda k, v, *where: store(k, v * 0.9, *where))
     with pytest.raises(CheckpointError, match="in chunks with paged KV it computes other logits than by itself"):
         load_model(path, read_config(path, "auto"), device=torch.device("cpu"), dtype=torch.float32)
 

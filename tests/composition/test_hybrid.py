@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftSource
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.parallel.shard import shard_of
 from ramiform.runtime.models.parallel.stage import stage_of
 from ramiform.runtime.models.read_config import read_config
@@ -346,7 +347,7 @@ def test_trees_and_draft_heads_are_refused(model: Model) -> None:
     config = CoreConfig(device="cpu", speculative="ngram", speculative_eagle_topk=3)
     with pytest.raises(RequestError, match="follows one chain of draft tokens, not a tree"):
         resolve_speculation(config, model[1])
-    config = CoreConfig(device="cpu", speculative="eagle", speculative_draft_model=str(model[1]))
+    config = CoreConfig(device="cpu", speculative="eagle", speculative_draft_model=str(SHIPPED_MODEL / "draft"))
     with pytest.raises(RequestError, match="eagle is not for models with recurrent layers"):
         build_source(config, model[1], engine._runner.model, num_pages=8, num_host_pages=0)
     config = CoreConfig(device="cpu", speculative="lookahead")

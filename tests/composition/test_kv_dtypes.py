@@ -140,7 +140,9 @@ def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource],
     source = make(alone)
     settings: dict[str, Any] = {"num_pages": 64, "speculative_adaptive": False}
     settings["speculative"] = "draft" if make is itself else "eagle"
-    settings["host_kv_memory"] = 4096 * 16 * 2 * 6 * 2 * 64 / 2**30  # 4096 pages of codes: the sources have as many
+    settings["host_kv_memory"] = (
+        4096 * 16 * 2 * 6 * 2 * (64 + 2) / 2**30
+    )  # 4096 pages of codes and scales, as the sources have
     engine = engine_of(alone.kv_dtype, source, **settings)
     assert engine.info.num_host_pages == 4096
     got, stats, plans = run(EVERYONE, engine=engine, **settings)
