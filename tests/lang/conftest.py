@@ -175,9 +175,9 @@ class FakeFrontend:
                 for key in [key for key, state in self._states.items() if state.program in programs]:
                     del self._states[key]
             case session.Call(call=number, method=method):
-                stats = CoreStats(
-                    **dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": [], "is_paused": False}
-                )
+                values = dict.fromkeys(CoreStats.__struct_fields__, 0)
+                values |= {"accepted_lengths": [], "speculation": [], "draft_source": "off", "is_paused": False}
+                stats = CoreStats(**values)
                 reply = session.Reply(
                     number, info=self.info if method == "info" else None, stats=stats if method == "stats" else None
                 )
