@@ -242,7 +242,7 @@ def test_drafts_are_shown_alike_in_answers_in_the_server_s_figures_and_in_metric
     question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40}
     prompt = {"prompt": "One two three", "max_tokens": 40, "ignore_eos": True}
     with (
-        ramiform.Runtime(port=0, speculative="suffix") as runtime,
+        ramiform.Runtime(port=0, speculative="suffix", wait_for_loops=True) as runtime,
         httpx.Client(base_url=str(runtime.url), timeout=120) as client,
     ):
         name = client.get("/get_server_info").json()["name"]
