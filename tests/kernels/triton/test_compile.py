@@ -18,9 +18,7 @@ MODELS = (
     "llama-8b-int4",
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
-    "llama-8b-scaled-fp8-kv:attend|rope|scaled|rotate",
-    "llama-8b-scaled-int4-kv:attend|rope",
-    "gemma-2-9b-scaled-int8-kv:attend",
+    "llama-8b-scaled-fp8-kv:attend_split|rope|scaled|rotate",  # int4 and other heads take minutes: by `compile_all.py`
     "gemma-2-9b:attend",
     "gpt-oss-20b:attend|grouped|quantised|clamped",
     "llama-8b-latents",
