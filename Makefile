@@ -61,7 +61,7 @@ PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 test-fast: $(VENV)/.loops  ## while writing: two minutes; what takes seconds is left out
 	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real" $(PYTEST_ARGS)
 
-test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: some ten minutes on two quiet cores
+test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: twelve minutes on two quiet cores
 	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one

@@ -1,4 +1,4 @@
-"""What quantised keys and values cost a trained model: perplexity and KL divergence on a text, by format.
+"""Measure what quantised keys and values cost a trained model: perplexity and KL divergence on a text, by format.
 
     python -P bench/kv_quality.py MODEL TEXT... [--tokens N] [--formats int8,fp8,int4] [--dense]
         [--scales FILE] [--out FILE]

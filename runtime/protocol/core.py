@@ -351,7 +351,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
 
 
 class SpeculationState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether drafts are made and verified for batches of one kind of text and size."""
+    """Says if drafts are made and verified for batches of one kind of text and size, and why."""
 
     text: Literal["free", "constrained", "mixed"]  # whether grammars constrain the outputs
     num_rows: int  # requests at once, at most

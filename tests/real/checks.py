@@ -1,4 +1,4 @@
-"""What is asked of every trained model. Judges: transformers' tokenizer, jsonschema, exact keys and values."""
+"""Checks every trained model has to pass. Judges: transformers' tokenizer, jsonschema, exact keys and values."""
 
 from __future__ import annotations
 

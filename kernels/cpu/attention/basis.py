@@ -1,4 +1,4 @@
-"""What compiled loops read of a `KeyBasis`, and the packing of rotated numbers as `reference.scaled_codes` defines it.
+"""Packs rotated numbers as `reference.scaled_codes` defines it, and lays out a `KeyBasis` for compiled loops.
 
 A block's first place is a multiple of BLOCK, so that the offset of its key at place p = BLOCK P + j is
 R(BLOCK P) (R(j) m): R(j) m are constants of a layer, R(BLOCK P) one row of angles a block. A product with a query takes

@@ -34,6 +34,40 @@ def score_factor(scale, CAP: tl.constexpr):
 
 
 @triton.jit
+def seen_scores(
+    score_MN,
+    at_N,
+    valid_N,
+    positions_M,
+    prefix,
+    bits_M,
+    cap,
+    cap_factor,
+    MASK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """Return the scores of the keys at `at_N` under the cap; those that a query does not see are minus infinity."""
+    if CAP:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1)
+        score_MN = cap - 2.0 * cap / (tl.exp2(score_MN * cap_factor) + 1.0)
+    if MASK != "none":
+        if MASK == "bits":
+            own_N = at_N - prefix
+            bit_MN = (bits_M[:, None] >> tl.maximum(own_N, 0).to(tl.int64)[None, :]) & 1
+            seen_MN = (own_N < 0)[None, :] | (bit_MN != 0)
+        else:
+            seen_MN = at_N[None, :] <= positions_M[:, None]
+        if WINDOW:
+            near_MN = at_N[None, :] > positions_M[:, None] - WINDOW
+            if MASK == "bits":
+                near_MN |= (at_N >= prefix)[None, :]  # a node's index is no position, and a tree fits the window
+            seen_MN &= near_MN
+        score_MN = tl.where(seen_MN & valid_N[None, :], score_MN, float("-inf"))
+    return score_MN
+
+
+@triton.jit
 def share_beside_sinks(sinks_H, head, weight):
     """Return the share of the keys in the softmax beside their heads' sinks, 1 without sinks. `weight` is log2 of the
     sum of the keys' weights."""
@@ -92,22 +126,9 @@ def attend(
             k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
             v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
         score_MN = tl.dot(q_MD, tl.trans(k_ND.to(q_MD.dtype)), input_precision="ieee")
-        if CAP:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            score_MN = cap - 2.0 * cap / (tl.exp2(score_MN * cap_factor) + 1.0)
-        if MASK != "none":
-            if MASK == "bits":
-                own_N = at_N - prefix
-                bit_MN = (bits_M[:, None] >> tl.maximum(own_N, 0).to(tl.int64)[None, :]) & 1
-                seen_MN = (own_N < 0)[None, :] | (bit_MN != 0)
-            else:
-                seen_MN = at_N[None, :] <= positions_M[:, None]
-            if WINDOW:
-                near_MN = at_N[None, :] > positions_M[:, None] - WINDOW
-                if MASK == "bits":
-                    near_MN |= (at_N >= prefix)[None, :]  # a node's index is no position, and a tree fits the window
-                seen_MN &= near_MN
-            score_MN = tl.where(seen_MN & valid_N[None, :], score_MN, float("-inf"))
+        score_MN = seen_scores(
+            score_MN, at_N, valid_N, positions_M, prefix, bits_M, cap, cap_factor, MASK=MASK, WINDOW=WINDOW, CAP=CAP
+        )
         new_M = tl.maximum(max_M, tl.max(score_MN, 1))
         base_M = tl.where(new_M == float("-inf"), 0.0, new_M)  # a query may see nothing of this range
         # One fused multiplication and subtraction a score: the factor holds the scale and the change to base 2.

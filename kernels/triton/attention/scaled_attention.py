@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..scaled_codes import load_scaled
-from .flash_attention import LOG2E, score_factor
+from .flash_attention import LOG2E, score_factor, seen_scores
 
 NO_UNIT = tl.constexpr(2.0**-120)  # below any scale
 
@@ -86,22 +86,9 @@ def attend_scaled(
         offset_MN = tl.dot(high_MD, tl.trans(angle_low_ND), offset_MN)
         score_MN += offset_MN * share_M[:, None]
         score_MN += first_M[:, None] * (position_N == 0).to(tl.float32)[None, :]
-        if CAP:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            score_MN = cap - 2.0 * cap / (tl.exp2(score_MN * cap_factor) + 1.0)
-        if MASK != "none":
-            if MASK == "bits":
-                own_N = at_N - prefix
-                bit_MN = (bits_M[:, None] >> tl.maximum(own_N, 0).to(tl.int64)[None, :]) & 1
-                seen_MN = (own_N < 0)[None, :] | (bit_MN != 0)
-            else:
-                seen_MN = at_N[None, :] <= positions_M[:, None]
-            if WINDOW:
-                near_MN = at_N[None, :] > positions_M[:, None] - WINDOW
-                if MASK == "bits":
-                    near_MN |= (at_N >= prefix)[None, :]  # a node's index is no position, and a tree fits the window
-                seen_MN &= near_MN
-            score_MN = tl.where(seen_MN & valid_N[None, :], score_MN, float("-inf"))
+        score_MN = seen_scores(
+            score_MN, at_N, valid_N, positions_M, prefix, bits_M, cap, cap_factor, MASK=MASK, WINDOW=WINDOW, CAP=CAP
+        )
         new_M = tl.maximum(max_M, tl.max(score_MN, 1))
         base_M = tl.where(new_M == float("-inf"), 0.0, new_M)  # a query may see nothing of this range
         base_M *= factor

@@ -1,4 +1,4 @@
-"""What was accepted of drafts: of a request, of its session or program, and of all requests with its kind of text."""
+"""Records what was accepted of drafts: of a request, its session or program, and all requests with its kind of text."""
 
 from __future__ import annotations
 
