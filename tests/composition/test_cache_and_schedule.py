@@ -78,7 +78,7 @@ def mix(references: list[Target]) -> Expected:
 
 @pytest.fixture(scope="module")
 def writers(references: list[Target]) -> Expected:
-    cases = make_writers(16, references[0].encode)
+    cases = make_writers(10, references[0].encode)
     return Expected(cases, run_alone(cases, references))
 
 

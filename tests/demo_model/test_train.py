@@ -11,8 +11,8 @@ pytest.importorskip("transformers")  # hence the imports below it
 
 from ramiform.examples.demo_model.corpus.answer_spans import answer_spans  # noqa: E402
 from ramiform.examples.demo_model.corpus.mix import HARD_SHARES, SHARES, cases  # noqa: E402
-from ramiform.examples.demo_model.model import CONTEXT  # noqa: E402
-from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402
+from ramiform.examples.demo_model.model import CONTEXT, config, fresh  # noqa: E402
+from ramiform.examples.demo_model.tokenizer import SPECIAL, train_tokenizer  # noqa: E402
 from ramiform.examples.demo_model.train import Recipe, Stage, Trainer, batch  # noqa: E402
 
 TINY = Recipe(
@@ -47,14 +47,15 @@ def test_answers_weigh_in_full_and_prompts_do_not():
         assert "<|user|>" not in owned
 
 
-@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_unbroken_one(tokenizer, tmp_path):
-    unbroken = Trainer(TINY, tokenizer, bf16=False, compiled=False)
+    settings = config(TINY.vocab_size, {mark: tokenizer.token_to_id(mark) for mark in SPECIAL})
+    settings.num_hidden_layers, settings.hidden_size, settings.intermediate_size = 1, 32, 48
+    unbroken, first, second = (
+        Trainer(TINY, tokenizer, bf16=False, compiled=False, model=fresh(settings, TINY.seed)) for _ in range(3)
+    )
     losses = [unbroken.train_step() for _ in range(3)]
-    first = Trainer(TINY, tokenizer, bf16=False, compiled=False)
     first.train_step()
     first.save(tmp_path / "checkpoint.pt")
-    second = Trainer(TINY, tokenizer, bf16=False, compiled=False)
     second.load(tmp_path / "checkpoint.pt")
     assert second.step == 1
     assert [second.train_step() for _ in range(2)] == pytest.approx(losses[1:], abs=1e-4)

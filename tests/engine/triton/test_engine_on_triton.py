@@ -211,16 +211,8 @@ def test_masks_penalties_biases_and_draws(checkpoints: dict[str, Path]) -> None:
     assert all(allowed[result.token or 0] for result, own in zip(results, masks, strict=True) if own is not None)
 
 
-# int4's kernels are judged by tests/kernels/triton/test_scaled_codes.py: in the interpreter a model takes minutes.
-@pytest.mark.parametrize(
-    ("kv_dtype", "is_static"),
-    [
-        ("fp16", False),
-        ("int8", True),
-        pytest.param("int8", False, marks=pytest.mark.exhaustive),
-    ],
-    ids=str,
-)
+# Kernels of scaled codes are judged by tests/kernels/triton/test_scaled_codes.py: a model takes them minutes.
+@pytest.mark.parametrize(("kv_dtype", "is_static"), [("fp16", False), ("int8", True)], ids=str)
 def test_keys_and_values_of_another_dtype(
     kv_dtype: KvDtypeName, is_static: bool, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -229,6 +221,5 @@ def test_keys_and_values_of_another_dtype(
         scales = settings["kv_scales"] = str(tmp_path / "scales.json")
         write_ranges(KvRanges(torch.full((2, 2), 4.0), torch.full((2, 2), 2.0), 1), Path(scales))
     pair = Pair(checkpoints["llama"], **settings)
-    tolerance = 0.02 if is_static or kv_dtype == "fp16" else 0.1  # float16 may move a number to the next code
-    [first] = pair.run([row(0, tokens(33), 0, LISTED)], tolerance=tolerance)
-    pair.run([row(0, first.tokens, 33, LISTED)], tolerance=tolerance)
+    [first] = pair.run([row(0, tokens(33), 0, LISTED)], tolerance=0.02)
+    pair.run([row(0, first.tokens, 33, LISTED)], tolerance=0.02)

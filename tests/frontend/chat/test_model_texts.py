@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.chat.harmony import HarmonyParser
 from ramiform.runtime.frontend.chat.tools.bare import asks_to_be_shown
@@ -16,6 +17,7 @@ from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
 from ramiform.runtime.protocol.sampling import Constraint
 from ramiform.tests.frontend.chat.model_texts import FAMILIES, Text, draw_text
 from ramiform.tests.frontend.chat.texts_that_show_calls import TEXTS
+from ramiform.tests.fuzzing import fuzz
 
 NUM_SHORT = 90  # characters of a text that is cut at every place
 
@@ -61,10 +63,9 @@ def test_calls_are_read_as_they_were_meant() -> None:
         judge(seed)
 
 
-@pytest.mark.exhaustive
-def test_many_more_calls_are_read_as_they_were_meant() -> None:
-    for seed in range(3000, 23000):
-        judge(seed)
+@fuzz(st.integers(3000, 1 << 40), examples=30)
+def test_many_more_calls_are_read_as_they_were_meant(seed: int) -> None:
+    judge(seed)
 
 
 def test_the_texts_are_of_every_format_and_of_every_habit() -> None:

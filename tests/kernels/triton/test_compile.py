@@ -19,7 +19,7 @@ MODELS = (
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
     "llama-8b-scaled-fp8-kv:attend_split|rope|scaled|rotate",  # int4 and other heads take minutes: by `compile_all.py`
-    "gemma-2-9b:attend",
+    "gemma-2-9b:attend_chunk",
     "gpt-oss-20b:attend|grouped|quantised|clamped",
     "llama-8b-latents",
     "llama-8b-delta-nets",
