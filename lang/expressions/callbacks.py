@@ -7,6 +7,7 @@ in a thread or in the program's event loop, and its text is supplied. A checked 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,13 @@ AttemptCallback = Callable[[Attempted], str | Retry | Coroutine[Any, Any, str | 
 def ask_when_answered(execution: Execution, state: int, log: OperationLog, operation: int, callback: Callback) -> None:
     """Call back with the answer to `operation`, and supply the Ask that follows it. Its exception fails the state."""
     callback = execution.kept_callback(state, callback)
+    context = contextvars.copy_context()
 
     def answered() -> None:
         if len(log.done) <= operation or operation in log.failed:
             return  # the operation failed, and the Ask with it
-        _supply_later(execution, state, operation + 1, partial(callback, log.done[operation]))
+        call = partial(context.copy().run, callback, log.done[operation])
+        _supply_later(execution, state, operation + 1, call)
 
     log.when(operation + 1, answered)
 
@@ -43,8 +46,10 @@ def check_attempts(
 ) -> None:
     """Call back with each attempt of a checked Gen, and supply the verdict. The callback's exception fails the Gen."""
 
+    context = contextvars.copy_context()
+
     def attempted(message: Attempted) -> None:
-        _supply_later(execution, state, operation, partial(callback, message))
+        _supply_later(execution, state, operation, partial(context.copy().run, callback, message))
 
     log.on_attempt(operation, attempted)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 MAX_KEPT = 10_000  # characters of a text that waits for the operation after it
+MAX_DETACHED = 32  # states of called programs that the runtime is told of together
 
 
 class ValueNeeded(BaseException):
@@ -41,6 +42,9 @@ class Execution:
 
     Texts of an async program are sent with the operation after them, at the latest at the end of the loop's turn.
     Without `may_wait` a wait raises `ValueNeeded` instead, and nothing has been sent.
+
+    With `caller` it is a part of that run: of a program that its function has called. Its states are the caller's
+    program's, with its budget and recording; it has an event loop and an end of its own.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Execution:
         recording: Recording | None = None,
         keep_callback: Callable[[int, Any], Any] | None = None,
         title: str | None = None,
+        caller: Execution | None = None,
     ) -> None:
         self.loop: AbstractEventLoop | None = None  # the loop of an async program, which nothing may block
         self.may_wait = may_wait
@@ -61,24 +66,87 @@ class Execution:
         self.began = time.perf_counter()
         self.channel = channel
         self.failure: ErrorInfo | None = None  # the exception that ends the program
+        self.path = "0"  # of the first state, by which a checkpoint knows it
+        self._caller = caller
         self._title = title
-        self._notes = NoteTaker() if getattr(channel, "wants_notes", False) else None
         self._keep_callback = keep_callback
         self._budget = budget
         self._program: int | None = None
         self._deferred: list[tuple[session.Open | session.Append, OperationLog]] | None = [] if deferred else None
         self._texts: list[session.Open | session.Append | session.Close] = []  # of an async program
-        # Guards `_deferred` and `_texts`: one thread may append while another one flushes.
-        self._sending = threading.RLock()
-        self._detached: list[int] = []
         self._logs: weakref.WeakValueDictionary[int, OperationLog] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if caller is None else caller._lock
         self._tasks: set[Task[None]] = set()
+        self._ended: ErrorInfo | None = None  # `close` was called, with this error
+        self._called: list[weakref.ref[Execution]] = []  # parts of this run; the last one may be gone
+        self._num_called: dict[str, int] = {}  # by what a checkpoint knows of a call
+        self._unfinished: list[Any] = []  # states of called programs that were only recorded, to be waited for
+        if caller is None:
+            self._notes = NoteTaker() if getattr(channel, "wants_notes", False) else None
+            # Guards `_deferred` and `_texts`: one thread may append while another one flushes.
+            self._sending = threading.RLock()
+            self._detached: list[int] = []
+        else:
+            self._notes, self._sending, self._detached = caller._notes, caller._sending, caller._detached
+
+    def called(
+        self, title: str, *, key: Callable[[], str], budget: session.Budget | None = None, deferred: bool = False
+    ) -> Execution:
+        """Return the execution of a program that this one's function calls. `key` tells its calls apart for a
+        checkpoint. Raises RamiformError if this one has ended."""
+        if (ended := self._ended or self._lost()) is not None:
+            raise ended.to_exception()
+        made = Execution(
+            self.channel,
+            budget=budget,
+            deferred=deferred and self._keeper() is None,
+            recording=self.recording,
+            keep_callback=self._keep_callback,
+            title=title,
+            caller=self,
+        )
+        made._program = self._program if budget is None else None
+        with self._lock:
+            while self._called and self._called[-1]() is None:
+                self._called.pop()
+            if len(self._called) % 64 == 63:
+                self._called = [one for one in self._called if one() is not None]
+            self._called.append(weakref.ref(made))
+            if self.has_checkpoint:
+                known = key()
+                number = self._num_called[known] = self._num_called.get(known, -1) + 1
+                made.path = f"{self.path}/{known}#{number}"
+        return made
+
+    @property
+    def is_called(self) -> bool:
+        """Return whether it is a part of a caller's run."""
+        return self._caller is not None
 
     @property
     def sent_nothing(self) -> bool:
         """Return whether all messages so far are still kept."""
         return self._deferred is not None
+
+    @property
+    def only_records(self) -> bool:
+        """Return whether a wait of it, or of its callers, raises `ValueNeeded`."""
+        return not self.may_wait or (self._caller is not None and self._caller.only_records)
+
+    def finish_later(self, state: Any) -> bool:
+        """Keep the state of a called program that is only recorded for the end of the run; return whether it is one."""
+        if self._caller is None or not self.only_records:
+            return False
+        one = self._caller
+        while one._caller is not None:
+            one = one._caller
+        one._unfinished.append(state)
+        return True
+
+    def take_unfinished(self) -> list[Any]:
+        """Return the states that were kept for the end of the run, once."""
+        taken, self._unfinished = self._unfinished, []
+        return taken
 
     @property
     def kept_messages(self) -> list[tuple[session.Open | session.Append, OperationLog]]:
@@ -95,18 +163,32 @@ class Execution:
             self.recording.add(number, log)
         if self._notes is not None:
             log.on_waited.append(self._notes.note_wait)
-        if self._deferred is not None:
-            self.attached.append((number, log))
+        if (keeper := self._keeper()) is not None:
+            keeper.attached.append((number, log))
         return number
 
     def detach(self, number: int) -> None:
         """Forget a state. Never raises and takes no lock, since the garbage collector may call it."""
         self._detached.append(number)
-        if self._deferred is None:  # else once the kept messages, which may refer to it, are sent
+        if self._caller is not None and len(self._detached) < MAX_DETACHED:
+            return  # each message wakes a thread, which takes longer than a call
+        if self._keeper() is None:  # else once the kept messages, which may refer to it, are sent
             self._forget_detached()
 
     def open(self, number: int, log: OperationLog) -> None:
-        """Open the program's first state; the program has the state's number."""
+        """Open the program's first state; the program has the state's number, or is the caller's."""
+        if self._caller is not None:
+            if self.has_checkpoint:
+                self.channel.name_state(number, self.path)  # type: ignore[attr-defined]
+            opened = session.Open(number, self._program or number, self._budget)
+            if self._program is None:
+                self._program = number
+                opened = replace(opened, caller=self._caller._program)
+            if self._keeper() is None:
+                self._texts.append(opened)  # it goes with the first operation: a program may have none of its own
+            else:
+                self._send(opened, log)
+            return
         self._program = number
         if self._notes is None:
             self._send(session.Open(number, number, self._budget), log)
@@ -124,13 +206,22 @@ class Execution:
 
     def note_end(self) -> None:
         """Tell a server that keeps records that the program's function has returned."""
-        if self.recording is not None:
+        is_called = self._caller is not None
+        if self.recording is not None and not is_called:
             self.recording.note_body_end()
-        if self._notes is None or self._program is None or (log := self._logs.get(self._program)) is None:
+        if not is_called and self._keeper() is None:
+            self._forget_detached()
+        if self._notes is None:
+            return
+        first_state = min(self._logs, default=None) if is_called else self._program
+        if first_state is None or (log := self._logs.get(first_state)) is None:
             return
         with log.changed:
             first = len(log.operations)
-            message = session.Append(log.number, first, [], self._notes.notes(log, first, "", {}, ended=True))
+            notes = self._notes.notes(log, first, "", {}, ended=True)
+            if is_called and not (notes := notes[:-1]):  # the caller's program goes on
+                return
+            message = session.Append(log.number, first, [], notes)
             with contextlib.suppress(RamiformError):  # the runtime is gone, which the program learns from its log
                 self._send(message, log)
 
@@ -163,6 +254,8 @@ class Execution:
         """
         with self._sending:
             if self._deferred is None:
+                if (keeper := self._keeper()) is not None:
+                    keeper.flush()
                 self._send_texts()
                 return
             try:
@@ -181,7 +274,7 @@ class Execution:
 
         Raises ValueNeeded where the program may not wait, RequestError where it would block its own event loop.
         """
-        if not self.may_wait:
+        if self.only_records:
             raise ValueNeeded(program_location())
         self.flush()
         if blocking and self.loop is not None and _running_loop() is self.loop:
@@ -209,8 +302,7 @@ class Execution:
             return self.recording
         recording = Recording(title)
         recording.began_at -= time.perf_counter() - self.began
-        with self._lock:
-            logs = dict(sorted(self._logs.items()))
+        logs = dict(sorted(self._held_logs().items()))
         for log in list(logs.values()):
             forked = [one.children for one in list(log.operations) if isinstance(one, session.Fork)]
             for child in (child for children in forked for child in children):
@@ -227,20 +319,30 @@ class Execution:
         task.add_done_callback(self._tasks.discard)
 
     def close(self, error: ErrorInfo) -> None:
-        """End the run: abort its states' work and fail the operations without an answer. Idempotent."""
+        """End the run: abort its states' work and fail the operations without an answer. Idempotent.
+
+        A called program's end leaves its caller's states as they are.
+        """
+        self._ended = self._ended or error
+        logs, called = self._held()
         with self._sending:
-            self._send_texts()
-            if self._deferred is None and self._program is not None:
+            if not (len(self._texts) == 1 and isinstance(self._texts[0], session.Open)):
+                self._send_texts()
+            self._texts = []
+            if self._caller is not None:
+                for number in logs:
+                    self.detach(number)
+            elif self._deferred is None and self._program is not None:
                 failure = None if self._notes is None else self.failure
                 with contextlib.suppress(RamiformError):
                     self.channel.send(session.Close((), (self._program,), failure))
             self._deferred = None
         self.attached.clear()
         self._forget_detached()
-        with self._lock:
-            logs = list(self._logs.values())
-        for log in logs:
+        for log in logs.values():
             log.fail(error)
+        for one in called:
+            one.close(error)
         if self.loop is not None:
             for task in self._tasks:
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
@@ -248,10 +350,10 @@ class Execution:
 
     def _send(self, message: session.Open | session.Append, log: OperationLog) -> None:
         with self._sending:
-            if self._deferred is not None:
-                self._deferred.append((message, log))
+            if (keeper := self._keeper()) is not None and keeper._deferred is not None:
+                keeper._deferred.append((message, log))
             elif self.loop is not None and _is_text(message) and _running_loop() is self.loop:
-                if not self._texts:
+                if not self._texts or isinstance(self._texts[-1], session.Open):
                     self.loop.call_soon(self._send_texts)
                 self._texts.append(message)
             elif not self._texts:
@@ -263,6 +365,33 @@ class Execution:
                 except RequestError:
                     self._send_texts()
                     self.channel.send(message)  # raises, if it is at fault
+
+    def _keeper(self) -> Execution | None:
+        """Return the execution that keeps this one's messages: itself, or a caller; None: they are sent at once."""
+        one: Execution | None = self
+        while one is not None and one._deferred is None:
+            one = one._caller
+        return one
+
+    def _held_logs(self) -> dict[int, OperationLog]:
+        """Return the logs of the states that are still held, those of called programs included, by number."""
+        logs, called = self._held()
+        for one in called:
+            logs |= one._held_logs()
+        return logs
+
+    def _held(self) -> tuple[dict[int, OperationLog], list[Execution]]:
+        """Return the own logs and the called executions that are still held."""
+        with self._lock:
+            found = [one() for one in self._called]
+            return dict(self._logs), [one for one in found if one is not None]
+
+    def _lost(self) -> ErrorInfo | None:
+        """Return the error by which the runtime has ended the program, as where its budget is spent."""
+        log = None if self._program is None else self._logs.get(self._program)
+        if log is not None:
+            return log.lost
+        return None if self._caller is None else self._caller._lost()
 
     def _send_texts(self) -> None:
         """Send the texts that are kept. Never raises RamiformError: if the runtime is gone, readers learn it."""

@@ -12,12 +12,22 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...runtime.protocol.session import Answer, Attempted, Delta, Done, Failed, Operation, Rollback
 from .source_location import with_location
 
 _checked_log: ContextVar[OperationLog | None] = ContextVar("ramiform_checked_log", default=None)
+
+
+class StateTie(NamedTuple):
+    """States that are tied to another one without an operation: it gathers their variables, or calls their program."""
+
+    before: int  # the other one's next operation
+    states: tuple[int, ...]
+    place: str  # file:line of the program
+    called: str | None = None  # the called program's name; None: variables are gathered
 
 
 class OperationLog:
@@ -49,8 +59,7 @@ class OperationLog:
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
         self.labels: dict[int, Callable[[], str]] = {}  # give what traces show of an Ask, by operation
         self.saved: dict[int, float] = {}  # seconds that an Ask's tool ran before it, by operation
-        # Gathered variables: before which operation, from which states, and the program's file:line.
-        self.joins: list[tuple[int, tuple[OperationLog, ...], str]] = []
+        self.ties: list[StateTie] = []
         self._raised = [False]  # whether the program got `error`; shared with the branches that fail with this state
         self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # the forking operation, and the child's log
         self._watchers: list[Callable[[], None]] = []
@@ -58,6 +67,11 @@ class OperationLog:
         self._failed_at: int | None = None  # the operation whose failure is `error`; None if the state itself failed
         self._removed: list[tuple[int, int]] = []  # disjoint, in order: a mark, and the last rollback to it
         self._on_attempts: dict[int, Callable[[Attempted], None]] = {}  # by the checked Gen
+
+    @property
+    def lost(self) -> ErrorInfo | None:
+        """Return the error by which the whole state is lost, and not only an operation of it."""
+        return self.error if self._failed_at is None else None
 
     # Called by the program
 

@@ -150,7 +150,7 @@ class NoteTaker:
     def __init__(self) -> None:
         self._told: set[str] = set()  # places whose lines are told
         self._waits: dict[int, list[ThreadWait]] = {}  # by thread, since its last operation
-        self._num_joins: dict[int, int] = {}  # of each state's joins, those that are told
+        self._num_ties: dict[int, int] = {}  # of each state's ties, those that are told
 
     def note_wait(self, began: float) -> None:
         """Note that the calling thread has waited since `began`, on the clock `time.perf_counter`."""
@@ -171,11 +171,14 @@ class NoteTaker:
             for wait in self._waits.pop(threading.get_ident(), ())
         ]
         notes = []
-        told = self._num_joins.get(log.number, 0)
-        for _, joined, place in log.joins[told:]:
-            numbers = tuple(one.number for one in joined)
-            notes.append(Note(op=first, gathered=numbers, gathered_at=place[:MAX_NOTE]))
-        self._num_joins[log.number] = len(log.joins)
+        told = self._num_ties.get(log.number, 0)
+        for tie in log.ties[told:]:
+            numbers, place = tie.states, tie.place[:MAX_NOTE]
+            if tie.called is None:
+                notes.append(Note(op=first, gathered=numbers, gathered_at=place))
+            else:
+                notes.append(Note(op=first, called=numbers, called_at=place, label=tie.called[:MAX_NOTE]))
+        self._num_ties[log.number] = len(log.ties)
         if ended:
             return [*notes, Note(op=first, waits=waits, ended=True)]
         notes.append(

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ...runtime.protocol.errors import RequestError
 from ..backends.backend import Channel
 from ..states.state import ProgramState
-from .failures import BatchError, fold
-from .runner import ProgramCall, run_async
+from .failures import BatchError, Folded, fold
+from .runner import ProgramCall, begin, begin_recorded, run_async, run_now
 
 MAX_THREADS_AT_ONCE = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
 MAX_AT_ONCE = 1024  # "auto" without threads, branches counted: the runtime's queue is bounded
@@ -52,6 +52,26 @@ class BatchOptions:
         if self.num_threads == "auto":
             return MAX_THREADS_AT_ONCE if self.in_threads else max(1, MAX_AT_ONCE // self.width)
         return self.num_threads
+
+
+def run_batch(channel: Channel, calls: Sequence[ProgramCall], options: BatchOptions) -> Iterator[Any]:
+    """Run calls of one program; yield their states in order, or what stands in their place."""
+    if not calls:
+        return iter(())
+    call, size = calls[0], len(calls)
+    if call.caller is not None and call.caller._handle.execution.only_records:
+        return (run_now(channel, call) for call in calls)
+    if call.is_async:
+        return run_in_loop(channel, calls, options)
+    if call.may_be_sent_whole:
+        return run_recorded(lambda index: begin_recorded(channel, calls[index]), size, options)
+    return run_in_threads(lambda index: begin(channel, calls[index]), size, options)
+
+
+async def listed(results: AsyncIterator[Any]) -> list[Any]:
+    """Return the list of the results; exceptions have the user's frames only."""
+    with Folded():
+        return [result async for result in results]
 
 
 def run_in_threads(begin: StartProgram, size: int, options: BatchOptions) -> Iterator[Any]:

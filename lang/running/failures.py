@@ -95,6 +95,11 @@ def is_ours(file: str) -> bool:
     return file.startswith(_OURS)
 
 
+def is_plumbing(file: str) -> bool:
+    """Return whether a source file is the standard library's, of its threads and event loops."""
+    return file.startswith(_PLUMBING)
+
+
 def fold(error: BaseException) -> None:
     """Remove ramiform's frames from the traceback of an exception and of those that caused it."""
     if os.environ.get(DEBUG_VARIABLE):
@@ -115,7 +120,7 @@ def folded(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not is_ours(file) and (kept or not file.startswith(_PLUMBING)):
+        if not is_ours(file) and (kept or not is_plumbing(file)):
             kept.append(trace)
         trace = trace.tb_next
     rest: TracebackType | None = None

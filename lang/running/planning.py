@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import json
 import re
@@ -23,14 +24,22 @@ from ..operations.operation_log import OperationLog
 from ..operations.source_location import traceback_location
 from ..operations.state_handle import StateHandle
 from ..states.reader import UndefinedVariable
-from ..states.state import ProgramState
-from ..tracing.plan import substituted
+from ..states.state import FunctionBody, ProgramState
+from ..tracing.plan import Plan, substituted
 
 if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class PreparedProgram:
+    """Plan and prefix that `compile` and `cache` have made; the programs of all instances of a method share them."""
+
+    def __init__(self, compiled: Plan | None = None) -> None:
+        self.compiled = compiled
+        self.prefix: ProgramState | None = None
 
 
 def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> None:
@@ -172,7 +181,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as executor:
-        return executor.submit(asyncio.run, coroutine).result()
+        return executor.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
 
 def _record_call(
@@ -188,9 +197,10 @@ def _record_call(
     stops_at: str | None = None
     argument_needed: str | None = None
     try:
-        result = function(state, **arguments)
-        if inspect.iscoroutine(result):
-            run_coroutine(result)
+        with FunctionBody(state):
+            result = function(state, **arguments)
+            if inspect.iscoroutine(result):
+                run_coroutine(result)
     except ValueNeeded as needed:
         stops_at = needed.location
         argument_needed = needed.name if isinstance(needed, ArgumentNeeded) else None
@@ -275,5 +285,5 @@ def _cut(call: RecordedCall, num_messages: int) -> RecordedCall:
         if end < len(log.operations):
             del log.operations[end:], log.locations[end:]
             log.names = {op: name for op, name in log.names.items() if op < end}
-            log.joins = [join for join in log.joins if join[0] < end]
+            log.ties = [tie for tie in log.ties if tie.before < end]
     return replace(call, logs=[(number, log) for number, log in call.logs if number in states], messages=kept)

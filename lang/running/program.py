@@ -18,21 +18,22 @@ from ...runtime.protocol.sampling import SamplingParams
 from ..backends.backend import Backend, channel_of
 from ..expressions.format_marks import refuse_marks
 from ..operations.execution import Execution
-from ..operations.source_location import definition_line
+from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
-from ..states.state import ProgramState
+from ..states.state import FunctionBody, ProgramState, running_program
 from ..tracing.plan import Plan, states_of
 from . import runner, signatures
 from .arguments import (
+    RUN_OPTIONS,
     RunArguments,
     SavedProgram,
     check_arguments,
     split_arguments,
     unknown_batch_argument,
 )
-from .batch import BatchOptions, NumThreads, run_in_loop, run_in_running_loop, run_in_threads, run_recorded
+from .batch import BatchOptions, listed, run_batch, run_in_running_loop
 from .failures import Folded
-from .planning import plan_call
+from .planning import PreparedProgram, plan_call
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
@@ -45,14 +46,6 @@ else:
     P, R = ParamSpec("P"), TypeVar("R")
 
 BatchItems = Sequence[Mapping[str, Any] | Sequence[Any]]
-
-
-class _Prepared:
-    """Plan and prefix that `compile` and `cache` have made; the programs of all instances of a method share them."""
-
-    def __init__(self, compiled: Plan | None = None) -> None:
-        self.compiled = compiled
-        self.prefix: ProgramState | None = None
 
 
 class Program(Generic[P, R]):
@@ -100,7 +93,8 @@ class Program(Generic[P, R]):
         self._bound_run = RunArguments(api)
         self.trials: list[Any] = []  # prompts that `optimise` has tried
         self._signature = inspect.signature(function)
-        self._prepared = _Prepared()
+        self.__signature__ = self._signature.replace(parameters=parameters[1:])  # of a call, for whoever inspects it
+        self._prepared = PreparedProgram()
         self._scope = scope
         self._prompt: signatures.SignaturePrompt | None = None
         self._is_signature = signatures.is_signature(function)
@@ -145,16 +139,20 @@ class Program(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
         """Continue the given state if the first argument is one, else run the program.
 
-        A program that is annotated to return a type returns a value of it, converted from text or JSON if need be: for
-        an async program, a coroutine that gives it. Any other program that runs returns its state.
+        Inside another program's function it becomes a part of that run, unless it is given a backend, a checkpoint,
+        `trace` or `stream`. A program that is annotated to return a type returns a value of it, converted from text or
+        JSON if need be: for an async program, a coroutine that gives it. Any other program that runs returns its state.
         """
         if args and isinstance(args[0], ProgramState):
-            returned = self._body(*args, **{**self._bound, **kwargs})
-            return self._converted_async(returned) if self.is_async else self._converted(returned)
+            with FunctionBody(args[0]):
+                returned = self._body(*args, **{**self._bound, **kwargs})
+            return self._converted_async(args[0], returned) if self.is_async else self._converted(returned)
+        if (caller := running_program()) is not None and not any(kwargs.get(option) for option in RUN_OPTIONS):
+            return self._call_inside(caller, args, kwargs)
         if self._result is signatures.NOTHING or kwargs.get("stream"):
             return self.run(*args, **kwargs)
         if self.is_async:
-            return self._answer_async(args, kwargs)
+            return self._answer_async(self.arun(*args, **kwargs))
         with Folded():
             return self._converted(self.run(*args, **kwargs).ret_value)
 
@@ -205,8 +203,10 @@ class Program(Generic[P, R]):
         check_arguments(self._signature, (), own, partial=True)
         made = self._like(self.function)
         made._bound |= own
+        free = [one for name, one in made.__signature__.parameters.items() if name not in made._bound]
+        made.__signature__ = made.__signature__.replace(parameters=free)
         made._bound_run = given.over(self._bound_run)
-        made._prepared = _Prepared(self.compiled)
+        made._prepared = PreparedProgram(self.compiled)
         return made
 
     def with_prompt(
@@ -247,14 +247,28 @@ class Program(Generic[P, R]):
         refuse_marks("return", value, depth=0)
         if self._result is signatures.NOTHING:
             return value
-        return signatures.as_result(value, self._result, self.function.__name__, definition_line(self.function))
+        return signatures.as_result(value, self._result, self.function)
 
-    async def _converted_async(self, value: Coroutine[Any, Any, Any]) -> Any:
-        return self._converted(await value)
+    async def _converted_async(self, state: ProgramState, value: Coroutine[Any, Any, Any]) -> Any:
+        with FunctionBody(state):
+            returned = await value
+        return self._converted(returned)
 
-    async def _answer_async(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call_inside(self, caller: ProgramState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the program as a part of the caller's run. Returns what a call returns, for some async ones awaitable."""
+        given, own = split_arguments({k: v for k, v in kwargs.items() if k not in RUN_OPTIONS}, self.parameters)
+        call = self._make_call(args, own, given, False, caller)
+        channel = caller._handle.execution.channel
+        if self.is_async and (self._result is not signatures.NOTHING or runner.is_loop_running()):
+            return self._answer_async(runner.run_async(channel, call))
         with Folded():
-            return self._converted((await self.arun(*args, **kwargs)).ret_value)
+            state = runner.run_now(channel, call)
+            return state if self._result is signatures.NOTHING else self._converted(state.ret_value)
+
+    async def _answer_async(self, run: Coroutine[Any, Any, ProgramState]) -> Any:
+        with Folded():
+            state = await run
+            return state if self._result is signatures.NOTHING else self._converted(state.ret_value)
 
     # Before it runs
 
@@ -269,9 +283,7 @@ class Program(Generic[P, R]):
         run_arguments, arguments = split_arguments(example, self.parameters)
         given = {**self._bound, **arguments}
         check_arguments(self._signature, (), given, partial=True)
-        required = [p for p in list(self._signature.parameters.values())[1:] if p.default is p.empty]
-        named = [p for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        missing = frozenset(p.name for p in named if p.name not in given)
+        missing = frozenset(self.required) - given.keys()
         call = plan_call(self._body, given, missing, run_arguments.over(self._bound_run).sampling)
         title = f"{self.function.__name__}({', '.join(self.parameters)})"
         return Plan(title, states_of(call.logs), call.stops_at, self.run, self.run_batch, call.argument_needed)
@@ -320,7 +332,7 @@ class Program(Generic[P, R]):
         """
         [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
         if not stream and not self.is_async:
-            runner.warn_if_loop_runs(self.function.__name__, "arun")
+            runner.warn_if_loop_runs(self.function.__name__, "arun(...)")
         with Folded():
             state = runner.new_state(channel_of(backend), call, stream=stream)
             if stream:
@@ -380,18 +392,15 @@ class Program(Generic[P, R]):
         first error is raised once all have ended; with `return_exceptions` a `BatchError` takes the place of each
         failed program's state. With `generator_style` a state is yielded once it and those before it have ended, and
         an error is raised in its place. `num_threads` bounds how many run at once; only sync programs that are not
-        compiled to their end take a thread each.
+        compiled to their end take a thread each. Inside another program's function they are parts of its run, as a call
+        is.
         """
-        calls = runner.kept(self._batch_calls(batch, sampling, trace), checkpoint)
-        runner.warn_if_loop_runs(self.function.__name__, "arun_batch")
-        channel = channel_of(backend)
+        caller = None if backend or trace or checkpoint else running_program()
+        calls = runner.kept(self._batch_calls(batch, sampling, trace, caller), checkpoint)
         options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
-        if self.is_async:
-            results = run_in_loop(channel, calls, options)
-        elif self.compiled is not None and self.compiled.is_whole:
-            results = run_recorded(lambda index: runner.begin_recorded(channel, calls[index]), len(calls), options)
-        else:
-            results = run_in_threads(lambda index: runner.begin(channel, calls[index]), len(calls), options)
+        if caller is None or not caller._handle.execution.only_records:
+            runner.warn_if_loop_runs(self.function.__name__, "arun_batch(...)")
+        results = run_batch(runner.channel_for(caller, backend), calls, options)
         if generator_style:
             return results
         with Folded():
@@ -424,10 +433,11 @@ class Program(Generic[P, R]):
 
         With `generator_style` it is an asynchronous iterator. Cancelling or closing it ends all programs.
         """
-        calls = runner.kept(self._batch_calls(batch, sampling, trace), checkpoint)
+        caller = None if backend or trace or checkpoint else running_program()
+        calls = runner.kept(self._batch_calls(batch, sampling, trace, caller), checkpoint)
         options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
-        results = run_in_running_loop(functools.partial(channel_of, backend), calls, options)
-        return results if generator_style else _listed(results)
+        results = run_in_running_loop(functools.partial(runner.channel_for, caller, backend), calls, options)
+        return results if generator_style else listed(results)
 
     # Arguments
 
@@ -436,7 +446,12 @@ class Program(Generic[P, R]):
         return replace(self._make_call(args, own, given, traced), called_at=time.perf_counter())
 
     def _make_call(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: RunArguments, traced: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: RunArguments,
+        traced: bool,
+        caller: ProgramState | None = None,
     ) -> runner.ProgramCall:
         """Bind the arguments. Raises TypeError, as calling the function would, before anything starts."""
         own = {**self._bound, **kwargs}
@@ -445,18 +460,28 @@ class Program(Generic[P, R]):
         compiled = self.compiled
         is_whole = compiled is not None and compiled.is_whole
         return runner.ProgramCall(
-            self._body, self.is_async, args, own, given.sampling, given.budget, compiled is not None, is_whole, traced
+            self._body,
+            self.is_async,
+            args,
+            own,
+            given.sampling,
+            given.budget,
+            compiled is not None,
+            is_whole,
+            traced,
+            caller=caller,
+            number=0 if caller is None else next(caller._num_called),
+            place="" if caller is None else program_location(),
         )
 
-    def _batch_options(
-        self, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
-    ) -> BatchOptions:
+    def _batch_options(self, *given: Any) -> BatchOptions:
         plan = self.compiled
         in_threads = not (self.is_async or (plan is not None and plan.is_whole))
-        width = 1 if plan is None else plan.width
-        return BatchOptions(num_threads, progress_bar, return_exceptions, in_order, in_threads, width)
+        return BatchOptions(*given, in_threads=in_threads, width=1 if plan is None else plan.width)
 
-    def _batch_calls(self, batch: BatchItems, given: Mapping[str, Any], traced: bool) -> list[runner.ProgramCall]:
+    def _batch_calls(
+        self, batch: BatchItems, given: Mapping[str, Any], traced: bool, caller: ProgramState | None
+    ) -> list[runner.ProgramCall]:
         """Return the calls of a batch. An item's sampling arguments and budgets come before those of the batch."""
         common, unknown = split_arguments(given, ())
         if unknown:
@@ -467,12 +492,7 @@ class Program(Generic[P, R]):
             # A function with **kwargs takes all keys of an item.
             own, kwargs = (RunArguments(), kwargs) if self._takes_any else split_arguments(kwargs, self.parameters)
             try:
-                calls.append(self._make_call(args, kwargs, own.over(common), traced))
+                calls.append(self._make_call(args, kwargs, own.over(common), traced, caller))
             except TypeError as error:
                 raise TypeError(f"item {len(calls)} of the batch: {error}") from None
         return calls
-
-
-async def _listed(results: AsyncIterator[Any]) -> list[Any]:
-    with Folded():
-        return [result async for result in results]

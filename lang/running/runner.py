@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.session import Budget
-from ..backends.backend import Channel
+from ..backends.backend import Backend, Channel, channel_of
 from ..expressions.lowering import Defaults
 from ..operations.execution import Execution, ValueNeeded
 from ..operations.recording import Recording, is_recording_all
 from ..operations.source_location import definition_line, traceback_location
 from ..operations.state_handle import StateHandle
-from ..states.state import ProgramState
-from .failures import describe, is_ours
+from ..states.state import FunctionBody, ProgramState
+from .failures import describe, is_ours, is_plumbing
 from .planning import check_recorded
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ProgramCall:
     """A call of a program with all its arguments.
 
     `compiled`: its messages are kept until the first read. `is_whole`: the example it was compiled with never read.
+    With `caller` it is made by the function of that state's program, as its call `number`, and is a part of that run.
     """
 
     function: Callable[..., Any]
@@ -48,6 +49,20 @@ class ProgramCall:
     traced: bool = False
     checkpoint: CheckpointItem | None = None
     called_at: float | None = None  # `time.perf_counter()` of the call; None: when its state is opened
+    caller: ProgramState | None = None
+    number: int = 0
+    place: str = ""  # file:line of a call that has a caller
+
+    @property
+    def may_be_sent_whole(self) -> bool:
+        """Return whether the call may be recorded to its end and sent as one message."""
+        return self.is_whole and self.caller is None
+
+    def key(self) -> str:
+        """Return what a checkpoint knows of a call that another program makes."""
+        from ..storage.resume import digest
+
+        return f"{self.function.__qualname__}:{digest(self.args, self.kwargs)}"
 
     def apply(self, state: ProgramState) -> Any:
         """Call the program's function."""
@@ -70,8 +85,15 @@ def kept(calls: list[ProgramCall], path: str | os.PathLike[str] | None) -> list[
     return [replace(call, checkpoint=item) for call, item in zip(calls, items, strict=True)]
 
 
+def channel_for(caller: ProgramState | None, backend: Backend | None) -> Channel:
+    """Return the channel of a caller's run, or of the backend, or of the default one."""
+    return channel_of(backend) if caller is None else caller._handle.execution.channel
+
+
 def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
     """Open the state of a run; with `stream` its messages are sent at once."""
+    if call.caller is not None:
+        return _part_of_run(call.caller, call)
     recording = Recording(call.function.__name__, call.called_at) if call.traced or is_recording_all() else None
     kept = None if call.checkpoint is None else call.checkpoint.channel(channel)
     execution = Execution(
@@ -84,6 +106,22 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
     )
     try:
         return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
+    except Exception as error:
+        call.describe(error, None)
+        raise
+
+
+def _part_of_run(caller: ProgramState, call: ProgramCall) -> ProgramState:
+    try:
+        return caller._open_part(
+            call.function.__name__,
+            call.number,
+            definition_line(call.function) if is_plumbing(call.place) else call.place,
+            call.defaults,
+            key=call.key,
+            budget=call.budget,
+            deferred=call.compiled,
+        )
     except Exception as error:
         call.describe(error, None)
         raise
@@ -109,7 +147,8 @@ def run_body(state: ProgramState, call: ProgramCall) -> None:
     if call.is_async:
         _run_coroutine(run_body_async(state, call))
         return
-    state.ret_value = call.apply(state)
+    with FunctionBody(state):
+        state.ret_value = call.apply(state)
     state._handle.execution.note_end()
     _send(state._handle.execution)
     state._finish()
@@ -123,7 +162,8 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
     seconds = None if call.budget is None else call.budget.seconds
     try:
         async with asyncio.timeout(seconds) as limit:
-            state.ret_value = await call.apply(state)
+            with FunctionBody(state):
+                state.ret_value = await call.apply(state)
             state._handle.execution.note_end()
             _send(state._handle.execution)
             await state._finish_async()
@@ -144,11 +184,15 @@ async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
         with AbandonedOnError(state, call):
             await run_body_async(state, call)
         return state
-    if call.is_whole and (recorded := record(channel, call)) is not None:
+    if call.may_be_sent_whole and (recorded := record(channel, call)) is not None:
         with AbandonedOnError(recorded, call):
             await recorded._finish_async()
         return recorded
-    return await _run_in_thread(new_state(channel, call), call)
+    state = new_state(channel, call)
+    if state._handle.execution.only_records:
+        run(state, call)
+        return state
+    return await _run_in_thread(state, call)
 
 
 def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
@@ -160,7 +204,8 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
     execution = state._handle.execution
     execution.may_wait = False
     try:
-        state.ret_value = call.apply(state)
+        with FunctionBody(state):
+            state.ret_value = call.apply(state)
     except ValueNeeded as needed:
         state._abandon(needed)
         if execution.recording is not None:
@@ -173,6 +218,15 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
     execution.may_wait = True
     with AbandonedOnError(state, call):
         _send(execution)
+    return state
+
+
+def run_now(channel: Channel, call: ProgramCall) -> ProgramState:
+    """Run a call that another program makes to its end; return its state."""
+    state = new_state(channel, call)
+    if not call.is_async and not state._handle.execution.only_records:
+        warn_if_loop_runs(call.function.__name__)
+    run(state, call)
     return state
 
 
@@ -247,16 +301,25 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
     raise RequestError("an event loop runs here: run an async program with `await program.arun(...)`")
 
 
-def warn_if_loop_runs(name: str, instead: str) -> None:
-    """Warn that the program blocks the event loop that runs in this thread, once for each line that runs it so."""
+def is_loop_running() -> bool:
+    """Return whether an event loop runs in this thread."""
     asyncio = sys.modules.get("asyncio")  # not loaded: no loop runs
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def warn_if_loop_runs(name: str, instead: str | None = None) -> None:
+    """Warn that the program blocks the event loop that runs in this thread, once for each line that runs it so.
+
+    `instead`: the method that does not. None: it is called as a function.
+    """
     # In a notebook every cell runs in the loop, and blocking it is what running a cell does.
-    if asyncio is None or asyncio._get_running_loop() is None or "ipykernel" in sys.modules:
+    if not is_loop_running() or "ipykernel" in sys.modules:
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
-    message = f"the program {name!r} blocks the event loop that runs here: use `await {name}.{instead}(...)`"
+    way = f"asyncio.to_thread({name}, ...)" if instead is None else f"{name}.{instead}"
+    message = f"the program {name!r} blocks the event loop that runs here: use `await {way}`"
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 

@@ -24,7 +24,7 @@ from ..backends.backend import Channel
 from ..expressions.expr import Expr
 from ..expressions.primitives import gen
 from ..operations.execution import Execution
-from ..operations.source_location import with_location
+from ..operations.source_location import definition_line, with_location
 from ..operations.state_handle import StateHandle
 from ..states.state import ProgramState
 from ..types.result_types import of_dtype, of_schema
@@ -95,8 +95,8 @@ def is_signature(function: Callable[..., Any]) -> bool:
     return True
 
 
-def as_result(value: Any, kind: Any, name: str, line: str) -> Any:
-    """Return what the program `name` returned as a value of `kind`: text and JSON values are converted.
+def as_result(value: Any, kind: Any, function: Callable[..., Any]) -> Any:
+    """Return what a program's function returned as a value of `kind`: text and JSON values are converted.
 
     Raises RequestError, code "invalid_result", with the program's line if it is not of the type.
     """
@@ -109,9 +109,9 @@ def as_result(value: Any, kind: Any, name: str, line: str) -> Any:
         except (ValueError, KeyError) as error:
             refusal = error
     named = getattr(kind, "__name__", None) or kind
-    message = f"the program {name!r} returned {value!r}, which is not of type {named}: {refusal}"
+    message = f"the program {function.__name__!r} returned {value!r}, which is not of type {named}: {refusal}"
     info = ErrorInfo.of(RequestError(message, param="return", code="invalid_result"))
-    raise with_location(info, line).to_exception()
+    raise with_location(info, definition_line(function)).to_exception()
 
 
 def _json_texts(value: Any) -> list[str]:
@@ -329,8 +329,8 @@ def _takes_roles(state: ProgramState) -> bool:
     execution = state._handle.execution
     if state._open_role is not None:
         return False
-    if not execution.may_wait:
-        return True  # only recorded
+    if execution.only_records:
+        return True
     if (known := _with_roles.get(execution.channel)) is None:
         probe = ProgramState(StateHandle.open(Execution(execution.channel)), defaults={})
         probe.user("?")

@@ -180,11 +180,21 @@ class ReadableState:
 
     async def _finish_async(self) -> None:
         """Finish the program in an event loop, as `_finish` does."""
+        execution = self._handle.execution
+        if execution.finish_later(self):
+            return
+        for one in execution.take_unfinished():
+            await one._finish_async()
         await self._reader.wait_for_all()
         self._finish()
 
     def _finish(self) -> None:
         """Wait for everything after the program's end; raise an error that the program neither caught nor asked for."""
+        execution = self._handle.execution
+        if execution.finish_later(self):
+            return
+        for one in execution.take_unfinished():
+            one._finish()
         error = self._handle.settle(raised=False)
         if self._error_seen:
             return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...runtime.protocol import session
@@ -16,7 +18,7 @@ from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults, checked_lora, lower
 from ..expressions.primitives import gen, questions_of, role
 from ..expressions.symbols import known
-from ..operations.operation_log import OperationLog
+from ..operations.operation_log import OperationLog, StateTie
 from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
 from ..tools.declaration import AnyTool
@@ -91,7 +93,8 @@ class ForkGroup:
                 for name, variables in self._added().items():
                     self._source._reader.define(name, GatheredVariable(tuple(variables)))
                 log = self._source._log  # told for plans and traces, since gathering variables sends no operation
-                log.joins.append((len(log.operations), tuple(one._log for one in self._branches), program_location()))
+                numbers = tuple(one._handle.number for one in self._branches)
+                log.ties.append(StateTie(len(log.operations), numbers, program_location()))
             case "concate_and_append":
                 self._source._concatenate(self._branches)
             case _:
@@ -122,6 +125,29 @@ class StateMark:
     open_role: str | None
 
 
+# The state of the program whose function the current code is part of.
+_running: ContextVar[ProgramState | None] = ContextVar("ramiform_program", default=None)
+
+
+def running_program() -> ProgramState | None:
+    """Return the state of the innermost program whose function runs here; None outside of programs."""
+    return _running.get()
+
+
+class FunctionBody:
+    """Context manager around a program's function: programs that it calls become parts of the state's run."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        self._token = _running.set(self._state)
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(ValueError):  # a coroutine that was given up is closed in another context
+            _running.reset(self._token)
+
+
 class ProgramState(ReadableState):
     """A growing text with variables, held by the runtime as tokens.
 
@@ -144,6 +170,7 @@ class ProgramState(ReadableState):
         self._open_role = open_role
         self._inherited = self._reader.snapshot()
         self._concatenated: list[StateHandle] = []  # joined states, held until they are appended
+        self._num_called = count()  # programs that its function has called, and fresh states
 
     # Appending
 
@@ -306,6 +333,15 @@ class ProgramState(ReadableState):
             ]
         return ForkGroup(self, children)
 
+    def fresh(self) -> ProgramState:
+        """Return an empty state of the same run, with its backend, budgets and sampling arguments; without waiting.
+
+        It runs beside this one. As a branch, it is aborted once it is garbage-collected.
+        """
+        made = self._open_part("fresh", next(self._num_called), program_location(), {}, key=lambda: "fresh")
+        made._handle.execution.loop = self._handle.execution.loop
+        return made
+
     @contextmanager
     def copy(self) -> Iterator[ProgramState]:
         """Fork one branch, `with s.copy() as c`, and join it at the end of the block."""
@@ -362,6 +398,27 @@ class ProgramState(ReadableState):
         self._reader.define(name, AssignedVariable(value))
 
     # Used by the other modules of the language
+
+    def _open_part(
+        self,
+        title: str,
+        number: int,
+        place: str,
+        defaults: Defaults,
+        *,
+        key: Callable[[], str],
+        budget: session.Budget | None = None,
+        deferred: bool = False,
+    ) -> ProgramState:
+        """Open the state of a program that this one's function calls at `place`, as its call `number`."""
+        execution = self._handle.execution.called(title, key=key, budget=budget, deferred=deferred)
+        inherited: Mapping[str, Any] = with_derived_seed(self._defaults, number)
+        if "num_api_spec_tokens" in inherited:  # the caller's own
+            inherited = {name: value for name, value in inherited.items() if name != "num_api_spec_tokens"}
+        made = ProgramState(StateHandle.open(execution), defaults={**inherited, **defaults}, stream=self._stream)
+        with self._log.changed:
+            self._log.ties.append(StateTie(len(self._log.operations), (made._handle.number,), place, title))
+        return made
 
     def _concatenate(self, children: Sequence[ProgramState]) -> None:
         handles = [child._handle for child in children]

@@ -25,6 +25,7 @@ class StoredPrograms(InterpretingChannel):
     def __init__(self, store: AnswerStore, channel: Channel) -> None:
         super().__init__("ramiform-store", closed="the store's channel has ended")
         self.runs: dict[int, StoredRun] = {}  # by program
+        self.paths: dict[int, str] = {}  # of first states that have one, by number
         self.executors: weakref.WeakValueDictionary[int, StoredExecutor] = weakref.WeakValueDictionary()  # by state
         self._remotes = Remotes(channel, self.inbox.put)
         self._access = StoreAccess(store, self._remotes, self.inbox.put, self.executors)
@@ -34,7 +35,8 @@ class StoredPrograms(InterpretingChannel):
         self.start()
 
     def _open_executor(self, state: StateProgress) -> StoredExecutor:
-        return StoredExecutor(self._access, state, self.runs.setdefault(state.program.number, StoredRun()))
+        run = self.runs.setdefault(state.program.whole.number, StoredRun())
+        return StoredExecutor(self._access, state, run, path=self.paths.pop(state.number, "0"))
 
     def _states_ended(self, program: int, states: list[int] | None) -> None:
         if states is None:
@@ -61,6 +63,10 @@ class StoredChannel:
         number = self.attach(listener)
         self._programs.runs[number] = run
         return number
+
+    def name_state(self, state: int, path: str) -> None:
+        """Name a state that is not open yet, and no fork, by this path."""
+        self._programs.paths[state] = path
 
     def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
         return self._channel.call(method)

@@ -135,7 +135,7 @@ class StoredExecutor:
             self._remote.append(self._unsent)
             self._unsent = []
             forks = self._remote.fork(len(children))
-            self._access.remotes.add(self._state.program.number, forks)
+            self._access.remotes.add(self._state.program.whole.number, forks)
             remotes = forks
         return [
             StoredExecutor(
@@ -220,7 +220,7 @@ class StoredExecutor:
 
     def _opened(self) -> RemoteState:
         if self._remote is None:
-            program = self._state.program.number
+            program = self._state.program.whole.number
             if self._base is None:
                 self._remote = self._access.remotes.open(program)
             else:

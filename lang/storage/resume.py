@@ -66,6 +66,10 @@ class ItemChannel:
         run, self._new = self._new, None
         return self._stored.attach(listener) if run is None else self._stored.attach_run(listener, run)
 
+    def name_state(self, state: int, path: str) -> None:
+        """Note the path of the first state of a program that the run calls."""
+        self._stored.name_state(state, path)
+
     def kept_callback(self, state: int, callback: Callback) -> Callback:
         """Return the callback of an Ask; that of a tool makes its call only if it was not made before."""
         return KeptToolCallback(self, state, callback) if isinstance(callback, ToolCallback) else callback
@@ -143,10 +147,10 @@ def checkpointed(
 ) -> list[CheckpointItem]:
     """Return the item of each call, by its index and arguments."""
     run = CheckpointedRun(open_checkpoint(path, program))
-    return [CheckpointItem(run, f"{index}:{_digest(args, kwargs)}") for index, (args, kwargs) in enumerate(calls)]
+    return [CheckpointItem(run, f"{index}:{digest(args, kwargs)}") for index, (args, kwargs) in enumerate(calls)]
 
 
-def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return a digest of arguments; values without a JSON form count by their type."""
     data = msgspec.json.encode([_plain(list(args)), _plain(dict(kwargs))], order="deterministic")
     return hashlib.sha256(data).hexdigest()[:16]

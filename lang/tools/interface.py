@@ -71,6 +71,8 @@ def _hinted(function: Callable[..., Any]) -> Any:
     """Return the object whose annotations are those of the call."""
     if inspect.isclass(function):
         return function.__init__
+    if hasattr(function, "__wrapped__"):  # of a program
+        return inspect.unwrap(function)
     return function if hasattr(function, "__annotations__") and inspect.isroutine(function) else type(function).__call__
 
 

@@ -42,12 +42,17 @@ def traced_states(
     """Return the states of recorded logs. Operations recorded before `sent` were sent at that time."""
     states = []
     forked_at: dict[int, float] = {}
+    called: set[int] = set()
     for planned, (_, log), times in zip(states_of(logs), logs, all_times, strict=False):
         begin = forked_at.get(planned.number, 0.0)
+        if planned.number in called and times.recorded:
+            begin = max(begin, times.recorded[0])
         with log.changed:
             events = list(_events(planned.steps, log, times, begin, sent or 0.0, waits_between))
         for event in events:
-            if event.kind == "fork":
+            if event.kind == "call":
+                called.update(event.states)
+            if event.kind in ("fork", "call"):
                 forked_at.update(dict.fromkeys(event.states, event.start if event.end is None else event.end))
         states.append(TracedState(number=planned.number, parent=planned.parent, events=events, begin=begin))
     return states
@@ -63,7 +68,7 @@ def _events(
 ) -> Iterator[Event]:
     op = 0
     for step in steps:
-        if step.operation is None:  # variables gathered: no operation was sent
+        if step.operation is None:  # variables gathered, or a program called: no operation was sent
             yield Event(kind=step.kind, label=step.label, place=step.place, states=step.states, start=begin, end=begin)
             continue
         done = log.done[op] if op < len(log.done) else None

@@ -13,7 +13,7 @@ from ...runtime.programs.records.events import StepKind
 from ...runtime.programs.records.steps import described
 from ...runtime.protocol import session
 from ..expressions.symbols import shown
-from ..operations.operation_log import OperationLog
+from ..operations.operation_log import OperationLog, StateTie
 
 _GENERATIONS = ("gen", "select", "decide")
 
@@ -28,7 +28,7 @@ class PlannedStep:
     kind: StepKind
     label: str
     place: str  # file:line
-    operation: session.Operation | None = None  # None where nothing is sent: variables gathered
+    operation: session.Operation | None = None  # None where nothing is sent: variables gathered, a program called
     name: str | None = None
     states: tuple[int, ...] = ()
 
@@ -124,7 +124,7 @@ class Plan:
                 if (previous := last.get(state.number)) is not None:
                     lines.append(f"    {previous} --> {node}")
                 last[state.number] = node
-                if step.kind == "fork":
+                if step.kind in ("fork", "call"):
                     last.update(dict.fromkeys(step.states, node))
                 elif step.kind in ("join", "gather"):
                     for child in step.states:
@@ -141,6 +141,8 @@ class Plan:
             if step.kind == "fork":
                 live.update((child, self._width(child)) for child in step.states)
                 widest = max(widest, sum(live.values()))
+            elif step.kind == "call":  # the caller waits for its end
+                widest = max(widest, sum(live.values()) + sum(map(self._width, step.states)))
             elif step.kind in ("join", "gather"):
                 for child in step.states:
                     live.pop(child, None)
@@ -155,8 +157,11 @@ class Plan:
             where = step.place.rpartition("/")[2]
             labels = " · ".join(step.label for step in steps)
             yield f"{indent}{'└─' if is_last else '├─'} {labels}   ({where})"
-            if step.kind == "fork":
+            if step.kind in ("fork", "call"):
                 below = indent + ("   " if is_last else "│  ")
+                if step.kind == "call":
+                    yield from self._tree(step.states[0], below)
+                    continue
                 for branch, child in enumerate(step.states):
                     yield f"{below}{'└─' if child == step.states[-1] else '├─'} branch {branch}"
                     yield from self._tree(child, below + ("   " if child == step.states[-1] else "│  "))
@@ -165,23 +170,23 @@ class Plan:
 def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedState, ...]:
     """Return the planned states of recorded logs, numbered from 0 in the order in which the states began."""
     index = {number: position for position, (number, _) in enumerate(recorded)}
-    of_log = {id(log): position for position, (_, log) in enumerate(recorded)}
     parents: dict[int, int] = {}
     planned = []
     for position, (_, log) in enumerate(recorded):
         steps: list[PlannedStep] = []
-        joins = list(log.joins)
+        ties = list(log.ties)
         for op, operation in enumerate(log.operations):
-            steps += _gathered(joins, op, of_log)
+            steps += _tied(ties, op, index)
             step = _step(operation, log.locations[op], log.names.get(op), index)
             if isinstance(operation, session.Rollback):
                 step = replace(step, label=f"rollback to {log.locations[operation.mark].rpartition('/')[2]}")
             if (label := log.labels.get(op)) is not None:
                 step = replace(step, label=label())
-            if step.kind == "fork":
-                parents.update(dict.fromkeys(step.states, position))
             steps.append(step)
-        steps += _gathered(joins, len(log.operations), of_log)
+        steps += _tied(ties, len(log.operations), index)
+        for step in steps:
+            if step.kind in ("fork", "call"):
+                parents.update(dict.fromkeys(step.states, position))
         planned.append((position, steps))
     return tuple(PlannedState(position, parents.get(position), tuple(steps)) for position, steps in planned)
 
@@ -206,14 +211,16 @@ def _line(step: PlannedStep) -> tuple[str, StepKind | None, tuple[int, ...]]:
     return step.place, step.kind if step.states else None, step.states  # forks and joins stand on lines of their own
 
 
-def _gathered(
-    joins: list[tuple[int, tuple[OperationLog, ...], str]], op: int, of_log: dict[int, int]
-) -> list[PlannedStep]:
-    """Take the joins before operation `op` from `joins`; return their steps."""
+def _tied(ties: list[StateTie], op: int, index: dict[int, int]) -> list[PlannedStep]:
+    """Take the ties before operation `op` from `ties`; return their steps."""
     steps = []
-    while joins and joins[0][0] <= op:
-        _, logs, place = joins.pop(0)
-        steps.append(PlannedStep("gather", f"join x{len(logs)}", place, states=tuple(of_log[id(log)] for log in logs)))
+    while ties and ties[0].before <= op:
+        _, numbers, place, called = ties.pop(0)
+        states = tuple(index[number] for number in numbers if number in index)
+        if called is None:
+            steps.append(PlannedStep("gather", f"join x{len(numbers)}", place, states=states))
+        else:
+            steps.append(PlannedStep("call", called, place, states=states))
     return steps
 
 

@@ -105,7 +105,7 @@ def _grow(
 ) -> None:
     streamed = partial.get(number, "")
     for event in states[number].events:
-        is_next = event.text is None and event.kind not in ("gather",)
+        is_next = event.text is None and event.kind not in ("gather", "call")
         flow.add(event, streamed if is_next else "")
         streamed = "" if is_next else streamed
         if event.kind == "fork":

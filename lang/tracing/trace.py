@@ -205,10 +205,10 @@ def tree_of(record: RunRecord) -> Tree:
                 gaps[span.event][span.cause] += span.seconds
         for index, event in enumerate(state.events):
             node = tree.add(Text.assemble(*_event_line(event, gaps[index])))
-            if event.kind == "fork":
-                for branch, number in enumerate(event.states):
-                    if number in branches and branches[number].parent == state.number:
-                        grow(node.add(f"branch {branch}"), branches[number])
+            for branch, number in enumerate(event.states if event.kind in ("fork", "call") else ()):
+                if number in branches and branches[number].parent == state.number:
+                    below = node.add(f"branch {branch}") if event.kind == "fork" else node
+                    grow(below, branches[number])
 
     root = Tree(Text(_heading(record), style="bold"))
     grow(root, record.states[0])
@@ -225,8 +225,9 @@ def _heading(trace: RunRecord) -> str:
 def _event_line(event: Event, gaps: Mapping[Cause, float]) -> Iterator[tuple[str, str]]:
     """Yield the pieces of an event's line in the tree, with their styles. `gaps`: seconds before it by cause."""
     yield (event.kind if event.states else f"{event.kind:<6}", "dim")
-    yield (f" {event.name}" if event.name else "", "bold cyan")
-    if event.states:
+    name = event.label if event.kind == "call" else event.name
+    yield (f" {name}" if name else "", "bold cyan")
+    if event.states and event.kind != "call":
         yield (f" x{len(event.states)}", "")
     for text in event.samples or ([event.text] if event.text else []):
         yield (f" {_short_text(text)}", "" if event.tokens is None else "green")
@@ -287,9 +288,9 @@ def chrome_events(trace: RunRecord, process: int = 0) -> Iterator[dict[str, Any]
                 yield event("X", state.number, part, start, dur=round((until - start) * 1e6, 3), cat="phase")
             for other in one.states:
                 arrow = {"id": f"{process}.{state.number}.{index}.{other}", "cat": one.kind}
-                if one.kind == "fork" and (begin := begins.get(other)) is not None:
-                    yield event("s", state.number, "fork", end, **arrow)
-                    yield event("f", other, "fork", begin, bp="e", **arrow)
+                if one.kind in ("fork", "call") and (begin := begins.get(other)) is not None:
+                    yield event("s", state.number, one.kind, end, **arrow)
+                    yield event("f", other, one.kind, begin, bp="e", **arrow)
                 elif one.kind in ("join", "gather") and ends[other] <= end:
                     yield event("s", other, "join", ends[other], **arrow)
                     yield event("f", state.number, "join", end, bp="e", **arrow)

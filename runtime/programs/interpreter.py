@@ -11,7 +11,6 @@ from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from ..protocol.session import (
     Answer,
     Append,
-    Budget,
     Close,
     Concatenate,
     Failed,
@@ -23,7 +22,7 @@ from ..protocol.session import (
     Supply,
 )
 from .executor import StateExecutor
-from .running_program import CallLater, RunningProgram, StateProgress
+from .running_program import CallLater, ProgramPart, RunningProgram, StateProgress
 from .state_interpreter import ForkStep, JoinStep, RunQueue, StateInterpreter, Step
 
 
@@ -101,7 +100,7 @@ class ProgramInterpreter:
         if message.complete:
             for part in message.messages:
                 if isinstance(part, Open) and part.program not in self._programs:
-                    self._new_program(part.program, part.budget).complete = True
+                    self._new_program(part).complete = True
         for part in message.messages:
             match part:
                 case Open():
@@ -116,7 +115,7 @@ class ProgramInterpreter:
     def _open(self, message: Open) -> None:
         """Open a program's first state. With too many states it is lost at once."""
         self._check_new((message.state,))
-        program = self._programs.get(message.program) or self._new_program(message.program, message.budget)
+        program = self._programs.get(message.program) or self._new_program(message)
         try:
             state = self._create(message.state, program, None)
         except BusyError as error:
@@ -159,12 +158,12 @@ class ProgramInterpreter:
             if state is not None:
                 state.close()
                 self._closing.append(state)
-                state.program.states.discard(number)
+                state.program.discard(number)
                 closed.setdefault(state.program, []).append(number)
         for program, numbers in closed.items():
-            if program.states:
-                self._states_ended(program.number, numbers)
-            else:
+            if program.whole.states:
+                self._states_ended(program.whole.number, numbers)
+            if not program.states:
                 self._end(program)  # no state is left that could wait for what its closed states do
 
     def _lose(self, program: RunningProgram, error: ErrorInfo) -> None:
@@ -174,21 +173,42 @@ class ProgramInterpreter:
         self._send(Lost(numbers, error))
 
     def _end(self, program: RunningProgram) -> None:
-        for number in program.states:
+        """End a program and what it has called."""
+        if self._programs.get(program.number) is not program:
+            return  # it ended with its caller
+        for part in list(program.parts):
+            self._end(part)
+        if self._programs.get(program.number) is not program:
+            return  # the last of these had its only states
+        ended = list(program.states)
+        for number in ended:
             self._states.pop(number).abort()
-        program.states.clear()
+            program.discard(number)
         for state in self._closing:
             if state.program is program:
                 state.abort()
         self._forget(program)
+        if program.whole is program:
+            return
+        if not program.whole.states:
+            self._end(program.whole)
+        elif ended:
+            self._states_ended(program.whole.number, ended)
 
     def _forget(self, program: RunningProgram) -> None:
         program.end()
         del self._programs[program.number]
-        self._states_ended(program.number, None)
+        if program.whole is program:
+            self._states_ended(program.number, None)
 
-    def _new_program(self, number: int, budget: Budget | None) -> RunningProgram:
-        program = RunningProgram(number, budget, self._lose, self._call_later)
+    def _new_program(self, opened: Open) -> RunningProgram:
+        """Return the program of an Open: a part of its caller, if that is still there."""
+        number, budget = opened.program, opened.budget
+        caller = None if opened.caller is None else self._programs.get(opened.caller)
+        if caller is None:
+            program = RunningProgram(number, budget, self._lose, self._call_later)
+        else:
+            program = ProgramPart(number, budget, self._lose, self._call_later, caller)
         self._programs[number] = program
         return program
 
@@ -197,7 +217,7 @@ class ProgramInterpreter:
         self._check_room(1)
         state = StateInterpreter(number, program, parent, self._queue, self._send)
         self._states[number] = state
-        program.states.add(number)
+        program.add(number)
         return state
 
     def _step(self, state: StateInterpreter, operation: Operation) -> Step:

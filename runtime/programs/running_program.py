@@ -34,6 +34,7 @@ class RunningProgram:
     ) -> None:
         self.number = number  # the client's
         self.states: set[int] = set()
+        self.parts: list[RunningProgram] = []  # that it has called, and that have budgets of their own
         self.num_generations = 0  # asked for by its states and not ended
         self.complete = False  # nothing more will be asked for
         self._budget = budget or Budget()
@@ -44,12 +45,25 @@ class RunningProgram:
             self._timer = call_later(self._budget.seconds, self._expire)
 
     @property
+    def whole(self) -> RunningProgram:
+        """Return the program that this one is a part of; itself, if none has called it."""
+        return self
+
+    @property
     def has_token_budget(self) -> bool:
         return self._tokens_left is not None
 
     @property
     def tokens_left(self) -> int | None:
         return self._tokens_left
+
+    def add(self, state: int) -> None:
+        """Count a state as the program's."""
+        self.states.add(state)
+
+    def discard(self, state: int) -> None:
+        """Count a state no more."""
+        self.states.discard(state)
 
     def end(self) -> None:
         """Stop the timer: the program has no states any more."""
@@ -101,6 +115,60 @@ class RunningProgram:
             f"the program did not end within its {self._budget.seconds:g} s (timeout)", param="timeout", code="timeout"
         )
         self._abort(self, ErrorInfo.of(error))
+
+
+class ProgramPart(RunningProgram):
+    """A program that another one has called, with a budget of its own beside that one's, which it spends too."""
+
+    def __init__(
+        self,
+        number: int,
+        budget: Budget | None,
+        abort: Callable[[RunningProgram, ErrorInfo], None],
+        call_later: CallLater,
+        caller: RunningProgram,
+    ) -> None:
+        super().__init__(number, budget, abort, call_later)
+        self.caller = caller
+        caller.parts.append(self)
+
+    @property
+    def whole(self) -> RunningProgram:
+        return self.caller.whole
+
+    @property
+    def has_token_budget(self) -> bool:
+        return super().has_token_budget or self.caller.has_token_budget
+
+    @property
+    def tokens_left(self) -> int | None:
+        return min((left for left in (self._tokens_left, self.caller.tokens_left) if left is not None), default=None)
+
+    def add(self, state: int) -> None:
+        super().add(state)
+        self.caller.add(state)
+
+    def discard(self, state: int) -> None:
+        super().discard(state)
+        self.caller.discard(state)
+
+    def end(self) -> None:
+        super().end()
+        if self in self.caller.parts:
+            self.caller.parts.remove(self)
+
+    def limit(self, gen: Gen) -> Gen:
+        return self.caller.limit(super().limit(gen))
+
+    def spend(self, num_tokens: int) -> None:
+        self.caller.spend(num_tokens)
+        super().spend(num_tokens)
+
+    def check_uncut(self, gen: Gen, limited: Gen, sequences: list[Sequence]) -> None:
+        if self.tokens_left == self._tokens_left:
+            super().check_uncut(gen, limited, sequences)
+        else:
+            self.caller.check_uncut(gen, limited, sequences)
 
 
 @dataclass(eq=False)

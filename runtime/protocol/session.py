@@ -178,7 +178,8 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Facts of operations that only the client knows, for the server's records.
 
     `place` and `code` hold from operation `op` on, up to the next note that has them; the rest is about `op` itself.
-    `asked`: the program supplied its text. `gathered` are states whose variables were read together before it.
+    `asked`: the program supplied its text. `gathered` are states whose variables were read together before it, `called`
+    the first states of a program that was called before it, and whose name is `label`.
     """
 
     op: int
@@ -189,12 +190,16 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     asked: bool = False
     gathered: tuple[int, ...] = ()
     gathered_at: NoteText = ""  # file:line
+    called: tuple[int, ...] = ()
+    called_at: NoteText = ""
     waits: list[ReadWait] = []  # before it
     ended: bool = False  # the program's function has returned; `op` is the number of operations
 
 
 class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="open"):
-    """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget.
+    """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget. With
+    `caller` the program is a part of that one, which has called it: what it spends counts there too, and both end
+    together at that one's end.
 
     `title` names the program in the server's records, if the server wants notes. `traceparent` (W3C Trace Context) is
     the span that the program is part of.
@@ -205,6 +210,7 @@ class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     budget: Budget | None = None
     title: NoteText | None = None
     traceparent: NoteText | None = None
+    caller: int | None = None
 
 
 class Append(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="append"):

@@ -99,6 +99,13 @@ def test_programs(backend: ramiform.Runtime) -> None:
         program.run()
 
 
+def test_programs_that_call_programs() -> None:
+    report = BLOCKS["Programs that call programs"].run()["report"]
+    state = report.run(["one", "two"], backend=Scripted([" first", " second", " good"]), trace=True)
+    assert state.text() == "Report:\n first\n second\n good"
+    assert len(state.trace.states) == 3
+
+
 def test_signatures(backend: ramiform.Runtime) -> None:
     names = BLOCKS["Signatures"].run(CITY)
     assert type(names["city"]) is names["City"]

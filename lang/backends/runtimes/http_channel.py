@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ....runtime.programs.executor import OperationResult, PendingResult
-from ....runtime.programs.running_program import CallLater, RunningProgram
+from ....runtime.programs.running_program import CallLater, ProgramPart, RunningProgram
 from ....runtime.protocol import session, wire
 from ....runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ..calls import ModelCalls, call_later
@@ -40,15 +40,23 @@ class _Event(msgspec.Struct):
 
 
 class _Program:
-    """A program: its history, its budget, and the requests that play it now."""
+    """A program: its history, its budget, and the requests that play it now. It may be a part of its `caller`."""
 
     def __init__(
-        self, opened: session.Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: CallLater
+        self,
+        opened: session.Open,
+        abort: Callable[[RunningProgram, ErrorInfo], None],
+        call_later: CallLater,
+        caller: _Program | None,
     ) -> None:
         told = {"title": opened.title, "traceparent": opened.traceparent}
         self.history = ProgramHistory(opened.program, {name: text for name, text in told.items() if text is not None})
         self.run = uuid.uuid4().hex  # by which the server's records know its requests
-        self.budget = RunningProgram(opened.program, opened.budget, abort, call_later)
+        self.budget = (
+            RunningProgram(opened.program, opened.budget, abort, call_later)
+            if caller is None
+            else ProgramPart(opened.program, opened.budget, abort, call_later, caller.budget)
+        )
         self.complete = False  # nothing more will be appended
         self.requests: dict[ProgramRequest, PendingResult] = {}
         self.closed: list[StateHistory] = []  # since the last request
@@ -117,7 +125,8 @@ class HttpChannel(InboxChannel):
                         self._hurry(opened)
             case session.Open(state=number, program=name):
                 if name not in self._programs:
-                    self._programs[name] = _Program(item, self._lose, call_later(self.inbox.put))
+                    caller = None if item.caller is None else self._programs.get(item.caller)
+                    self._programs[name] = _Program(item, self._lose, call_later(self.inbox.put), caller)
                 self._programs[name].history.open(number)
                 self._program_of[number] = self._programs[name]
             case session.Append():
@@ -181,7 +190,9 @@ class HttpChannel(InboxChannel):
                 closing.closed.append(closing.history.states[number])
 
     def _end(self, program: _Program) -> None:
-        """Forget a program and abort its requests."""
+        """Forget a program and abort its requests; those that it has called end too."""
+        for part in list(program.budget.parts):
+            self._lose(part, ErrorInfo.of(RuntimeFailed("the program that called it has ended")))
         program.budget.end()
         self._programs.pop(program.history.number, None)
         self._due.pop(program, None)

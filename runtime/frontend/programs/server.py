@@ -110,7 +110,7 @@ class _Client:
 
     def _open_executor(self, state: StateProgress) -> TokenExecutor:
         content = TokenContent(self._generator.tokenizer, self._generator.encoder)
-        return TokenExecutor(self._generator, state, self._program_name(state.program.number), content)
+        return TokenExecutor(self._generator, state, self._program_name(state.program.whole.number), content)
 
     def _end_states(self, program: int, states: list[int] | None) -> None:
         self._generator.core.end_states(self._program_name(program), states)

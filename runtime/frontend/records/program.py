@@ -61,8 +61,8 @@ class StateRecord:
 
     def __init__(self, number: int, began: float, parent: StateRecord | None = None, forked_at: int = 0) -> None:
         self.number = number  # the client's
-        self.parent = parent
-        self.forked_at = forked_at  # the parent's operation that opened it
+        self.parent = parent  # that forked it, or whose program called its own
+        self.forked_at: int | None = forked_at  # the parent's operation that opened it; None: it was called
         self.began = began
         self.ended: float | None = None
         self.operations: list[Operation] = []
@@ -102,6 +102,7 @@ class ProgramRecord:
         self.traceparent = traceparent  # of the client, where it is traced too
         self.trace_context = log.trace_context()
         self.states: dict[int, StateRecord] = {}  # by the client's number
+        self.programs: list[int] = []  # its own number, and those of its parts
         self.error: ErrorInfo | None = None  # that ended the whole program
         self.status: Status = "running"
         self.ended: float | None = None
@@ -154,6 +155,9 @@ class ProgramRecord:
         for note in message.notes:
             state.notes.append((now, note))
             num_bytes += len(note.code) + len(note.place)
+            for number in note.called:
+                if (called := self.states.get(number)) is not None and called is not state and called.parent is None:
+                    called.parent, called.forked_at = state, None
             if note.ended:
                 self.returned = now
         self.last_change = now
@@ -397,7 +401,7 @@ def _repeats(operation: Operation, recorded: Operation) -> bool:
 
 def _begin(state: StateRecord) -> float:
     """Return when a state began: a branch with the answer to its fork."""
-    if state.parent is not None and state.forked_at < len(state.parent.answers):
+    if state.parent is not None and state.forked_at is not None and state.forked_at < len(state.parent.answers):
         return state.parent.answers[state.forked_at][0]
     return state.began
 
@@ -417,6 +421,10 @@ def _events(state: StateRecord, numbers: dict[int, int], program_began: float) -
                 states = tuple(numbers[one] for one in note.gathered if one in numbers)
                 label = f"join x{len(note.gathered)}"
                 yield Event(kind="gather", label=label, place=note.gathered_at, states=states, start=before, end=before)
+            if note.called:
+                states = tuple(numbers[one] for one in note.called if one in numbers)
+                label = note.label or "call"
+                yield Event(kind="call", label=label, place=note.called_at, states=states, start=before, end=before)
             place = note.place or place
         if op == len(state.operations):
             return
@@ -453,7 +461,7 @@ def _event(state: StateRecord, op: int, notes: list[Note], numbers: dict[int, in
             states, label = (), f"rollback to {marked.rpartition('/')[2]}"
         case _:
             states = ()
-    told = state.labels.get(op) or next((note.label for note in notes if note.label is not None), None)
+    told = state.labels.get(op) or next((one.label for one in notes if one.label is not None and not one.called), None)
     fields: dict[str, Any] = {}
     if op < len(state.answers):
         match state.answers[op][1]:

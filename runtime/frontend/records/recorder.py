@@ -73,18 +73,23 @@ class ProgramRecorder:
         """Record an answer."""
         if isinstance(answer, Lost):
             for record in {id(found): found for one in answer.states if (found := self._of.get(one))}.values():
-                record.end(answer.error, lost=True)
+                if next(iter(record.states)) in answer.states:
+                    record.end(answer.error, lost=True)
+                else:  # a part of it, whose caller goes on
+                    record.close(answer.states)
         elif not isinstance(answer, Attempted) and (record := self._of.get(answer.state)) is not None:
             record.answer(answer)
 
     def ended(self, program: int, states: list[int] | None) -> None:
         """Record that states of a program have ended; None: all of it."""
-        record = self._programs.get(program) if states is not None else self._programs.pop(program, None)
+        record = self._programs.get(program)
         if record is None:
             return
         if states is not None:
             record.close(tuple(states))
             return
+        for number in record.programs:
+            self._programs.pop(number, None)
         self._over.append(record)
         if self._run is None:
             record.end()
@@ -104,7 +109,9 @@ class ProgramRecorder:
                             for child in operation.children:
                                 self._of.setdefault(child, record)
             case Open(state=state, program=program) if state not in self._of:
-                record = self._programs.get(program) or self._begin(message)
+                record = self._programs.get(program) or self._programs.get(message.caller or 0) or self._begin(message)
+                if self._programs.setdefault(program, record) is record:
+                    record.programs.append(program)
                 self._of[state] = record
                 record.open(state)
             case Play(messages=messages):
@@ -131,5 +138,4 @@ class ProgramRecorder:
             if run.closing is not None:
                 run.closing.cancel()
                 run.closing = None
-        self._programs[opened.program] = record
         return record

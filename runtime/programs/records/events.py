@@ -15,7 +15,9 @@ from ...protocol.core import Timings
 
 ABANDONED = "the program ended with "  # in errors of operations that were given up because the program failed
 
-StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]
+StepKind = Literal[
+    "text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "call", "mark", "rollback"
+]
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class ProgramWait(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation of a state. `states` are the numbers of the states that it forks or joins."""
+    """One operation of a state. `states` are those that it forks or joins, or of a called program, by number."""
 
     kind: StepKind
     label: str

@@ -104,9 +104,9 @@ export function alignedByBranch(a, b) {
 
 const add = (line, branch, change) => [line, branch].forEach(change);
 
-// Which of its parent's forks a state comes from.
+// Which of its parent's forks and calls a state comes from.
 function forkOrdinal(view, state) {
-  const forks = view.states.find(({ number }) => number === state.parent)?.events.filter(({ kind }) => kind === "fork") ?? [];
+  const forks = view.states.find(({ number }) => number === state.parent)?.events.filter(({ kind }) => kind === "fork" || kind === "call") ?? [];
   return `@${forks.findIndex((event) => event.states.includes(state.number))}`;
 }
 

@@ -18,7 +18,10 @@ export function rowsOf(view, folded = new Set()) {
   const names = new Map();
   for (const state of view.states) {
     if (state.parent !== null) branches.set(state.parent, [...(branches.get(state.parent) ?? []), state]);
-    for (const event of state.events) if (event.kind === "fork") event.states.forEach((number, index) => names.set(number, `branch ${index}`));
+    for (const event of state.events) {
+      if (event.kind === "fork") event.states.forEach((number, index) => names.set(number, `branch ${index}`));
+      if (event.kind === "call") event.states.forEach((number) => names.set(number, event.label));
+    }
   }
   const rows = [];
   const waiting = view.states.filter((state) => state.parent === null).reverse().map((state) => [state, 0]);
@@ -246,7 +249,7 @@ function factsOf(view) {
   for (const state of view.states) {
     for (const event of state.events) {
       const at = event.end ?? event.start;
-      if (event.kind === "fork") forks.push({ from: state.number, at, to: event.states.filter((number) => states.has(number)) });
+      if (event.kind === "fork" || event.kind === "call") forks.push({ from: state.number, at, to: event.states.filter((number) => states.has(number)) });
       if (event.kind === "join") joins.push({ to: state.number, at, from: event.states.filter((number) => states.has(number)) });
     }
   }
