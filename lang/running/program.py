@@ -336,9 +336,8 @@ class Program(Generic[P, R]):
         with Folded():
             state = runner.new_state(channel_of(backend), call, stream=stream)
             if stream:
-                runner.run_in_background(state, call, in_loop=False)
-            else:
-                runner.run(state, call)
+                return runner.run_in_background(state, call, in_loop=False)
+            runner.run(state, call)
         return state
 
     async def arun(
@@ -364,8 +363,7 @@ class Program(Generic[P, R]):
             if not stream:
                 return await runner.run_async(channel, call)
             state = runner.new_state(channel, call, stream=True)
-            runner.run_in_background(state, call, in_loop=self.is_async)
-            return state
+            return runner.run_in_background(state, call, in_loop=self.is_async)
 
     @overload
     def run_batch(self, batch: BatchItems, *, generator_style: Literal[False] = False, **options: Any) -> list[Any]: ...

@@ -133,13 +133,17 @@ def run(state: ProgramState, call: ProgramCall) -> None:
         run_body(state, call)
 
 
-def run_in_background(state: ProgramState, call: ProgramCall, *, in_loop: bool) -> None:
-    """Begin to run the program in a task of the running event loop, else in a thread of its own."""
+def run_in_background(state: ProgramState, call: ProgramCall, *, in_loop: bool) -> ProgramState:
+    """Begin to run the program in a task of the running event loop, else in a thread of its own.
+
+    Returns the state for its reader: the program ends once that object is gone.
+    """
     background = state._in_background(lambda error: call.describe(error, state))
     if in_loop:
         background.in_loop(run_body_async(state, call))
     else:
         background.in_thread(functools.partial(run_body, state, call))
+    return state._readers_own()
 
 
 def run_body(state: ProgramState, call: ProgramCall) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ...runtime.programs.records.events import ABANDONED
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RamiformError, RequestError
 from ..operations.meta_info import Segment, segment_of
 from ..operations.state_handle import StateHandle
-from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
+from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces, dropped
 from .variables import GatheredVariable, Variable
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ class ReadableState:
         Pieces are as they are generated if the program was run with `stream=True`, else one for each operation. Raises
         an operation's error after the text before it.
         """
-        return blocking_pieces(self._reader.follow(var_name))
+        yield from blocking_pieces(self._reader.follow(var_name))  # holds the state, see `_readers_own`
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """Yield new text as it comes, in an event loop.
@@ -172,6 +174,19 @@ class ReadableState:
         """Return the run for the program's body in the background; readers elsewhere wait for its end."""
         self._reader.background = BackgroundRun(describe, self._abandon, self._log)
         return self._reader.background
+
+    def _readers_own(self) -> Self:
+        """Return this state, of a program in the background, as an object that its function does not hold.
+
+        Once it is garbage-collected nobody can read the stream, and the program ends.
+        """
+        made = object.__new__(type(self))
+        made.__dict__ = self.__dict__
+        assert self._reader.background is not None
+        stop, handle = self._reader.background.stop, self._handle
+        close = functools.partial(handle.close, "nobody holds the program's stream any more")
+        weakref.finalize(made, dropped().put, functools.partial(stop, close)).atexit = False
+        return made
 
     def _abandon(self, error: BaseException) -> None:
         """Abort all work of the program, branches included, because it raised."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...runtime.protocol.errors import RamiformError, RequestError, did_you_mean
@@ -109,6 +112,15 @@ class BackgroundRun:
         self._log = log
         self._task: Task[None] | None = None  # held here, since the event loop does not
 
+    def stop(self, close: Callable[[], None]) -> None:
+        """End the body, if it still runs: call `close`, and cancel its task. Takes locks."""
+        if self.ended:
+            return
+        close()
+        if self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
     @property
     def is_followed(self) -> bool:
         """Return whether the calling code should wait for more operations.
@@ -158,6 +170,23 @@ class BackgroundRun:
         with self._log.changed:
             self.ended = True
             self._log.touch()
+
+
+@functools.cache
+def dropped() -> SimpleQueue[Callable[[], None]]:
+    """Return the queue of what ends streams that nobody can read any more.
+
+    The garbage collector puts it there, since it may run while a lock is held; a thread calls it.
+    """
+    queue = SimpleQueue[Callable[[], None]]()
+
+    def call() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                queue.get()()
+
+    threading.Thread(target=call, name="ramiform-dropped", daemon=True).start()
+    return queue
 
 
 class UndefinedVariable(KeyError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -316,8 +318,45 @@ def test_fifty_users_of_the_service_get_their_own_answers(runtime: ramiform.Runt
         assert [(one["name"], one["age"], one["city"]) for one in people] == [
             (name, 20 + index, "Oslo") for index, name in enumerate(names)
         ]
-        assert client.post("/claims", json={"text": "The capital of Peru is Oslo."}).json() == {"true": False}
         assert client.post("/people", json={"text": "x" * 1001}).status_code == 422
+
+
+def wait_until_idle(runtime: ramiform.Runtime) -> int:
+    """Wait until nothing runs and no page is held; return how many tokens were ever generated."""
+    for _ in range(3000):
+        info = ramiform.get_server_info(runtime)
+        if not (info["num_running"] or info["num_waiting"] or info["num_held_pages"]):
+            return int(info["num_output_tokens"])
+        time.sleep(0.01)
+    raise AssertionError(info)
+
+
+@pytest.mark.slow
+def test_a_user_of_the_service_who_hangs_up_ends_the_story(runtime: ramiform.Runtime) -> None:
+    before = ramiform.get_server_info(runtime)["num_output_tokens"]
+    with served(runtime, "service.py") as url:
+        for _ in range(4):
+            with httpx.stream("POST", f"{url}/stories", json={"text": "Once upon a time"}) as answer:
+                assert next(answer.iter_text())
+        assert wait_until_idle(runtime) - before < 4 * 800
+
+
+def test_a_user_of_the_service_who_hangs_up_ends_a_program_that_is_awaited(runtime: ramiform.Runtime) -> None:
+    service = runpy.run_path(str(ROOT / "examples/agents/service.py"))
+    before = ramiform.get_server_info(runtime)["num_output_tokens"]
+
+    class Gone:
+        async def receive(self) -> dict[str, str]:
+            while not (await asyncio.to_thread(ramiform.get_server_info, runtime))["num_running"]:
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
+
+    async def main() -> None:
+        with pytest.raises(Exception, match="499"):
+            await service["unless_gone"](Gone(), service["tell_story"].arun("Once", backend=runtime))
+
+    asyncio.run(main())
+    assert wait_until_idle(runtime) - before < 800
 
 
 LAST_NAMES = ("Brown", "Lind", "Reed", "Quinn", "Weber", "Stone", "Haddad", "Novak", "Silva", "Berg")
