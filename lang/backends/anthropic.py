@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from dataclasses import replace
+from typing import Any, Unpack
+
+import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
-from .anthropic_format import MessageEvents, counts_of, messages_body, own_stops, sampling_body, sequence_of
+from .anthropic_format import (
+    MessageEvents,
+    calls_of,
+    counts_of,
+    messages_body,
+    output_form_of,
+    own_stops,
+    sampling_body,
+    sequence_of,
+    tools_body,
+)
+from .endpoints.asked_output import AskedOutput, asked_tools, choice_of_output, gen_of_select
 from .endpoints.endpoint_backend import EndpointBackend
 from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
 from .endpoints.openai_address import key_of
 from .model import ModelCall, ModelOutput, OnText
 from .stop_cutter import StopCutter
-from .transcript import Transcript, TranscriptPart
+from .transcript import Transcript
 
 ANTHROPIC_URL = "https://api.anthropic.com"
 OLDER_VERSION = "2023-06-01"  # the last that takes temperature, top_p and top_k
@@ -31,8 +45,10 @@ class Anthropic(EndpointBackend):
     The system messages at the beginning are the request's `system`. Text before a gen in the assistant's message is
     sent as its beginning, where the model allows this. Text without roles is sent as one user message. Stop strings of
     white space only are looked for here, which ends the request there. Samples of n > 1 are drawn one after the other.
-    JSON schemas, `schema` and `tools` use the API's structured output. Other constraints, `select`, `decide`,
-    log-probabilities, `seed` and the parameters that the API lacks are refused with RequestError.
+    Types, schemas, regexes, choices and `tools` use the API's structured output, and agents its tool calls. Bounds of
+    a type that the API does not take are checked when the value is read. Grammars, scored choices, `decide`,
+    log-probabilities, `seed` and the parameters that the API lacks are refused with RequestError where they are
+    appended.
     """
 
     def __init__(
@@ -57,20 +73,46 @@ class Anthropic(EndpointBackend):
     # Methods of `Model`
 
     def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
-        if gen.logprobs is not None:
-            raise self._unsupported("returns no log-probabilities", "return_logprob")
-        prompt, space = messages_body(transcript)
-        body = {"model": self.model, **prompt, **sampling_body(gen.sampling, draws=self._api_version == OLDER_VERSION)}
-        num_tokens = estimated_tokens(prompt, gen.sampling.max_new_tokens)
-        sequences = []
+        body, space, asked = self._request(transcript, gen)
+        num_tokens = estimated_tokens(body["messages"], gen.sampling.max_new_tokens)
+        pieces = asked.pieces_to(on_text) if gen.n == 1 else lambda text: None
+        stops = () if asked.form is not None and asked.form.is_wrapped else own_stops(gen.sampling)
+        sequences, answers = [], []
         for _ in range(gen.n):
-            cutter = StopCutter(own_stops(gen.sampling), skips_space=bool(space))
-            events = MessageEvents(on_text if gen.n == 1 else lambda text: None, cutter)
-            answer = self._client.stream("/v1/messages", {**body, "stream": True}, call, events, num_tokens=num_tokens)
+            cutter = StopCutter(stops, skips_space=bool(space))
+            events = MessageEvents(pieces, cutter)
+            answer = self._client.stream("/v1/messages", body, call, events, num_tokens=num_tokens)
+            answers.append(answer)
             sequences.append(sequence_of(answer, cutter))
-        return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
+        return asked.output(sequences, calls_of(answers[0]))
 
     def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
-        raise self._unsupported(
-            "returns no log-probabilities, so no select; use gen with schema=Literal[...]", "choices"
-        )
+        return choice_of_output(select, self.generate(transcript, gen_of_select(select), lambda text: None, call))
+
+    def check(self, transcript: Transcript, operation: session.Operation) -> None:
+        """Raise RequestError for an operation that the API cannot answer after such a transcript."""
+        match operation:
+            case session.Gen():
+                self._request(transcript, operation)
+            case session.Select():
+                self._request(transcript, gen_of_select(operation))
+            case session.Decide():
+                raise self._no_decisions()
+
+    def _request(self, transcript: Transcript, gen: session.Gen) -> tuple[dict[str, Any], str, AskedOutput]:
+        """Return the body, the white space at the prompt's end and what is asked beside text."""
+        if gen.logprobs is not None:
+            raise self._unsupported("returns no log-probabilities: leave return_logprob out", "return_logprob")
+        prompt, space = messages_body(transcript)
+        asked, sampling = asked_tools(transcript, gen.sampling), gen.sampling
+        if asked.constraint is not None:
+            is_begun = transcript.has_roles and prompt["messages"][-1]["role"] == "assistant"
+            form = output_form_of(asked.constraint, is_begun=is_begun)
+            asked = replace(asked, form=form, stops=sampling.stop if form.is_wrapped else ())
+        if asked.stops:
+            sampling = msgspec.structs.replace(sampling, stop=())
+        body = {"model": self.model, **prompt}
+        body |= sampling_body(sampling, draws=self._api_version == OLDER_VERSION) | {"stream": True}
+        if asked.form is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": asked.form.schema}}
+        return body | (tools_body(asked.tools) if asked.tools is not None else {}), space, asked

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from ...runtime.protocol import session
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
-from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
-from ..types.result_types import closed
+from ...runtime.protocol.sampling import PARAMETERS, Constraint, SamplingParams
+from .endpoints.native_tools import NativeTools, arguments_of
+from .endpoints.structured_output import OutputForm, output_form
 from .endpoints.usage import CountedTokens, token_count, usage_of
 from .model import OnText, TextEvents
 from .stop_cutter import StopCutter
-from .transcript import Transcript
+from .transcript import ChatMessage, NativeCall, Transcript
 
 MAX_TEMPERATURE = 1.0
 ROLES = ("system", "user", "assistant")
@@ -39,13 +40,77 @@ def messages_body(transcript: Transcript) -> tuple[dict[str, Any], str]:
         return {"messages": [{"role": "user", "content": transcript.text}]}, ""
     *messages, opened = transcript.chat()
     for message in messages:
-        if message["role"] not in ROLES:
-            raise RequestError(f"Anthropic's API has no role {message['role']!r}", param="role", code="unsupported")
-    num_system = next((index for index, each in enumerate(messages) if each["role"] != "system"), len(messages))
-    system = "\n\n".join(message["content"] for message in messages[:num_system])
-    prefill = opened["content"].rstrip()
-    messages = messages[num_system:] + ([{"role": "assistant", "content": prefill}] if prefill else [])
-    return {"messages": messages} | ({"system": system} if system else {}), opened["content"][len(prefill) :]
+        if message.role not in ROLES and message.call is None:
+            raise RequestError(
+                f"Anthropic's API has no role {message.role!r}: use 'user', or s.agent for the results of tools",
+                param="role",
+                code="unsupported",
+            )
+    num_system = next((index for index, each in enumerate(messages) if each.role != "system"), len(messages))
+    system = "\n\n".join(message.content for message in messages[:num_system])
+    prefill = opened.content.rstrip()
+    bodies: list[dict[str, Any]] = []
+    for message in messages[num_system:]:
+        body = _message_body(message)
+        if message.call is not None and bodies and isinstance(bodies[-1]["content"], list) and _is_result(bodies[-1]):
+            bodies[-1]["content"] += body["content"]  # the results of one turn are one message
+        else:
+            bodies.append(body)
+    if prefill:
+        bodies.append({"role": "assistant", "content": prefill})
+    return {"messages": bodies} | ({"system": system} if system else {}), opened.content[len(prefill) :]
+
+
+def _message_body(message: ChatMessage) -> dict[str, Any]:
+    if message.call is not None:
+        result = {"type": "tool_result", "tool_use_id": message.call, "content": message.content}
+        return {"role": "user", "content": [result]}
+    if not message.calls:
+        return {"role": message.role, "content": message.content}
+    said = [{"type": "text", "text": message.said}] if message.said.strip() else []
+    calls = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_of(call)} for call in message.calls
+    ]
+    return {"role": message.role, "content": [*said, *calls]}
+
+
+def _is_result(body: dict[str, Any]) -> bool:
+    return bool(body["role"] == "user")
+
+
+def tools_body(tools: NativeTools) -> dict[str, Any]:
+    """Return the fields that offer tools."""
+    offered = []
+    for one in tools.tools:
+        function = one["function"]
+        described = {"description": function["description"]} if function.get("description") else {}
+        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        offered.append({"name": function["name"], **described, "input_schema": schema})
+    kinds = {"auto": {"type": "auto"}, "required": {"type": "any"}, "none": {"type": "none"}}
+    return {"tools": offered, "tool_choice": kinds.get(tools.choice, {"type": "tool", "name": tools.choice})}
+
+
+def output_form_of(constraint: Constraint, *, is_begun: bool) -> OutputForm:
+    """Return the form in which the API is asked for the text of a constraint. Raises RequestError if it cannot be.
+
+    `is_begun`: the message has text before, which the API does not take beside a form.
+    """
+    form = output_form(constraint, strict=False, unbounded=True)
+    if form is None:
+        raise RequestError(
+            f"Anthropic's API cannot constrain text to a {constraint.kind}: {constraint.source[:80]!r}; give a schema "
+            "or a regex, or run on a Runtime",
+            param=constraint.kind,
+            code="unsupported",
+        )
+    if is_begun:
+        raise RequestError(
+            "Anthropic's API takes no beginning of a message whose rest is constrained: let the gen stand first in "
+            "the message",
+            param="role",
+            code="unsupported",
+        )
+    return form
 
 
 def sampling_body(sampling: SamplingParams, *, draws: bool) -> dict[str, Any]:
@@ -60,7 +125,8 @@ def sampling_body(sampling: SamplingParams, *, draws: bool) -> dict[str, Any]:
         if row.name not in taken and value != row.default:
             raise RequestError(
                 f"{row.name} = {value!r}: Anthropic's API has no such parameter"
-                + (" in this version" if row.name in _DRAW else ""),
+                + (" in this version" if row.name in _DRAW else "")
+                + "; leave it out",
                 param=row.name,
                 code="unsupported",
             )
@@ -77,16 +143,6 @@ def sampling_body(sampling: SamplingParams, *, draws: bool) -> dict[str, Any]:
         body["top_k"] = sampling.top_k
     if sent := [stop for stop in sampling.stop if stop.strip()]:
         body["stop_sequences"] = sent
-    if (constraint := sampling.constraint) is not None:
-        if constraint.kind != "json_schema":
-            raise RequestError(
-                f"Anthropic's API cannot constrain text to a {constraint.kind}: {constraint.source[:80]!r}",
-                param=constraint.kind,
-                code="unsupported",
-            )
-        schema = json.loads(constraint.source)
-        schema = schema if constraint.additional_properties == "schema" else closed(schema)
-        body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
     return body
 
 
@@ -102,6 +158,7 @@ class MessageEvents(TextEvents):
         super().__init__(on_text)
         self._cutter = cutter
         self._message: dict[str, Any] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
 
     def take(self, event: Any) -> Literal["end", "leave"] | None:
         kind = event.get("type") if isinstance(event, dict) else None
@@ -113,6 +170,13 @@ class MessageEvents(TextEvents):
                 self.has_text |= bool(text)  # also when the cutter holds it back
                 self.give(self._cutter.take(text))
                 return None if self._cutter.found is None else "leave"
+            case "content_block_start" if (event.get("content_block") or {}).get("type") == "tool_use":
+                self.has_text = True
+                block = event["content_block"]
+                self._calls[token_count(event.get("index"))] = {**block, "arguments": ""}
+            case "content_block_delta" if (event.get("delta") or {}).get("type") == "input_json_delta":
+                if (call := self._calls.get(token_count(event.get("index")))) is not None:
+                    call["arguments"] += str(event["delta"].get("partial_json") or "")
             case "message_delta":
                 self._message |= event.get("delta") or {}
                 self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
@@ -123,7 +187,7 @@ class MessageEvents(TextEvents):
 
     def answer(self) -> dict[str, Any]:
         """Return the message as it is without streaming."""
-        return {**self._message, "content": [{"type": "text", "text": self.text}]}
+        return {**self._message, "content": [{"type": "text", "text": self.text}, *self._calls.values()]}
 
 
 def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
@@ -138,6 +202,17 @@ def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
     if cutter.found is not None:
         return counts.sequence(text, Finish("stop", cutter.found))
     return counts.sequence(text, Finish(_FINISHES.get(str(reason), "stop"), matched))
+
+
+def calls_of(answer: dict[str, Any]) -> tuple[NativeCall, ...]:
+    """Return the tool calls of a collected message."""
+    blocks = [block for block in answer["content"] if block.get("type") == "tool_use"]
+    return tuple(
+        NativeCall(
+            str(block.get("id")), str(block.get("name")), block["arguments"] or json.dumps(block.get("input") or {})
+        )
+        for block in blocks
+    )
 
 
 def counts_of(answer: Any) -> CountedTokens | None:

@@ -6,15 +6,44 @@ Each call of the model has a thread of its own, up to a number of them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 
 from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
-from ...runtime.protocol.session import Play, Reply
+from ...runtime.protocol.session import Gen, Operation, Play, Reply, RoleBegin, RoleEnd, Select, Text
 from .calls import ModelCalls, call_later
 from .executor import TranscriptExecutor
 from .inbox import InboxItem, InterpretingChannel
 from .model import Method, Model
 from .transcript import Transcript
+
+Check = Callable[[Transcript, Operation], None]
+_UNKNOWN = "..."  # stands for a text that is not there yet
+
+
+def likely_transcript(operations: Iterable[Operation]) -> Transcript:
+    """Return a transcript of the form that operations make, to check what is appended to it.
+
+    Raises RequestError for messages inside messages.
+    """
+    transcript, has_turns = Transcript(), False
+    for operation in operations:
+        match operation:
+            case RoleBegin(role=role, tools=tools):
+                # An agent's results answer calls, which are not known here.
+                role = "user" if has_turns and role == "tool" else role
+                transcript = transcript.begin(role, "", None if tools is None else tools.schemas)
+            case RoleEnd():
+                transcript = transcript.end("")
+            case Text(text=text):
+                transcript = transcript.add_text(text)
+            case Gen(sampling=sampling):
+                constraint = sampling.constraint
+                has_turns |= constraint is not None and constraint.kind == "structural_tag"
+                transcript = transcript.add_text(_UNKNOWN)
+            case Select(append=True):
+                transcript = transcript.add_text(_UNKNOWN)
+    return transcript
 
 
 class LocalBackend(Model):
@@ -50,6 +79,7 @@ class LocalChannel(InterpretingChannel):
         self._model = model
         self._calls = ModelCalls(num_threads, self.inbox.put)
         self.interpreter = ProgramInterpreter(self.deliver, self._open_executor, call_later(self.inbox.put))
+        self.check: Check | None = model.check if model.checks_operations else None
         self.start()
 
     def call(self, method: Method) -> Reply:

@@ -31,6 +31,9 @@ class TranscriptExecutor:
         if tools is not None and self._transcript.has_roles:
             raise RequestError("only the first message of a chat can offer tools", param="tools")
         text = self._model.begin_role(role)
+        if self._model.takes_tools:
+            self._transcript = self._transcript.begin(role, text, None if tools is None else tools.schemas)
+            return text
         self._transcript = self._transcript.begin(role, text)
         return text if tools is None else text + self.append_text(f"{tools.text}\n\n")
 

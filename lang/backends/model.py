@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RuntimeFailed
-from ...runtime.protocol.session import Choice, Gen, Reply, Select, Sequence
+from ...runtime.protocol.session import Choice, Gen, Operation, Reply, Select, Sequence
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 
 Method = Literal["info", "stats", "flush_cache"]
@@ -75,8 +75,16 @@ class Model(Protocol):
     """Generates, scores and decides. Any method may raise RamiformError.
 
     `generate`, `select` and `decide` may block: they are called in threads. Where there is no chat template, ChatML's
-    marks show messages.
+    marks show messages. With `takes_tools` the model reads the tools that a chat offers from the transcript, else they
+    are described in its first message. With `checks_operations` a program's operations are checked when it appends
+    them, and those before its first read are sent together.
     """
+
+    takes_tools: bool = False
+    checks_operations: bool = False
+
+    def check(self, transcript: Transcript, operation: Operation) -> None:
+        """Raise RequestError, without waiting, for an operation that cannot be answered after such a transcript."""
 
     def begin_role(self, role: str) -> str:
         """Return the text that shows the beginning of a message."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import msgspec
 
@@ -16,15 +16,17 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
+from .endpoints.structured_output import OutputForm, output_form
 from .endpoints.usage import CountedTokens, token_count, usage_of
 from .model import OnText, TextEvents
+from .transcript import NativeCall
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _FINISHES: dict[str, Literal["length", "abort"]] = {"length": "length", "content_filter": "abort"}
 
 
-def sampling_body(sampling: SamplingParams, dialect: Dialect, *, in_chat: bool) -> dict[str, Any]:
-    """Return the fields of all parameters but the number of tokens.
+def sampling_body(sampling: SamplingParams, dialect: Dialect) -> dict[str, Any]:
+    """Return the fields of all parameters but the number of tokens and the constraint.
 
     Raises RequestError naming a parameter that the dialect has no field for.
     """
@@ -35,25 +37,37 @@ def sampling_body(sampling: SamplingParams, dialect: Dialect, *, in_chat: bool) 
         if name is None or value == row.default:  # without a name: the number of tokens
             continue
         if dialect not in row.dialects:
+            takers = " or ".join(repr(one) for one in row.dialects)
+            way_out = f"leave it out, or name the server's dialect ({takers})" if takers else "leave it out"
             raise RequestError(
-                f"{row.name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter",
+                f"{row.name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter; {way_out}",
                 param=row.name,
                 code="unsupported",
             )
         body[name] = msgspec.to_builtins(value, str_keys=True)
-    if sampling.constraint is not None:
-        body |= _constraint_body(sampling.constraint, dialect, in_chat)
     return body
 
 
-def _constraint_body(constraint: Constraint, dialect: Dialect, in_chat: bool) -> dict[str, Any]:
+def chat_form(constraint: Constraint) -> OutputForm:
+    """Return the form in which a chat asks for the text of a constraint. Raises RequestError if it cannot."""
+    form = output_form(constraint, strict=True)
+    return _refuse(constraint, "openai", "chat") if form is None else form
+
+
+def format_body(form: OutputForm) -> dict[str, Any]:
+    """Return the field of a chat that holds an output form."""
+    schema = {"name": "output", "schema": form.schema, "strict": form.is_strict}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def constraint_body(constraint: Constraint, dialect: Dialect, *, in_chat: bool) -> dict[str, Any]:
+    """Return the field of a constraint, but for chats of OpenAI's own dialect. Raises RequestError for none."""
     kind, source = constraint.kind, constraint.source
     is_open = constraint.additional_properties == "schema"
     if kind == "json_schema" and not is_open:
         source = json.dumps(closed(json.loads(source)))  # other servers' defaults differ
     if kind == "json_schema" and in_chat:
-        schema = {"name": "output", "schema": json.loads(source), "strict": not is_open}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        return format_body(OutputForm(json.loads(source), not is_open))
     match dialect, kind:
         case "vllm", "regex" | "grammar":
             return {"structured_outputs": {kind: source}}
@@ -67,10 +81,21 @@ def _constraint_body(constraint: Constraint, dialect: Dialect, in_chat: bool) ->
             return {"regex": "|".join(re.escape(choice) for choice in json.loads(source))}
         case "sglang", "grammar":
             return {"ebnf": source}
-    where = "chat" if in_chat else "completions"
+    return _refuse(constraint, dialect, "chat" if in_chat else "completions")
+
+
+def _refuse(constraint: Constraint, dialect: Dialect, where: str) -> NoReturn:
+    way_out = "put the gen into assistant(...), or set is_chat_model=True"
+    if constraint.kind == "grammar":
+        way_out = "give a schema or a regex"
+    elif constraint.kind == "structural_tag":
+        way_out = "an agent needs a chat"
+    elif where == "chat":
+        way_out = "give a schema"
     raise RequestError(
-        f"an endpoint of dialect {dialect!r} cannot constrain {where} to a {kind}: {source[:80]!r}",
-        param=kind,
+        f"an endpoint of dialect {dialect!r} cannot constrain {where} to a {constraint.kind}: "
+        f"{constraint.source[:80]!r}; {way_out}, or run on a server that can (dialect 'vllm' or 'sglang', a Runtime)",
+        param=constraint.kind,
         code="unsupported",
     )
 
@@ -87,7 +112,31 @@ def sequences_of(answer: Any, n: int) -> list[session.Sequence]:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    return str((choice.get("message") or {}).get("content") or choice.get("text") or "")
+    message = choice.get("message") or {}
+    if message.get("refusal") or choice.get("refusal"):
+        refuse_answer(str(message.get("refusal") or choice.get("refusal")))
+    return str(message.get("content") or choice.get("text") or "")
+
+
+def refuse_answer(said: str) -> NoReturn:
+    """Raise the error of a model that refuses to answer in the form that it was asked for."""
+    raise RequestError(f"the model refused to answer: {said[:500]}", code="refused")
+
+
+def calls_of(answer: Any) -> tuple[NativeCall, ...]:
+    """Return the tool calls of an answer's first choice."""
+    choice = min(answer["choices"], key=lambda one: token_count(one.get("index")))
+    found = (choice.get("message") or choice).get("tool_calls") or ()
+    return tuple(
+        NativeCall(
+            str(call.get("id") or f"call_{index}"),
+            str(call["function"].get("name")),
+            str(call["function"].get("arguments") or "{}"),
+            call,
+        )
+        for index, call in enumerate(found)
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    )
 
 
 def _sequence(choice: dict[str, Any], counts: CountedTokens) -> session.Sequence:
@@ -102,19 +151,38 @@ class CompletionEvents(TextEvents):
         super().__init__(on_text)
         self._usage: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._refusal = ""
 
     def take(self, event: Any) -> None:
         if not isinstance(event, dict):
             raise RuntimeFailed(f"the endpoint sent {str(event)[:200]} as an event")
         self._usage.update(event.get("usage") or {})
         for choice in (event.get("choices") or ())[:1]:
-            self.give((choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text"))
+            delta = choice.get("delta") or {}
+            self.give(delta.get("content") if "delta" in choice else choice.get("text"))
+            self._refusal += delta.get("refusal") or ""
+            for part in delta.get("tool_calls") or ():
+                self._add_call(part)
             if choice.get("finish_reason"):
                 self._last.update(choice)
 
     def answer(self) -> dict[str, Any]:
         """Return the answer as it is without streaming, with the text in `text`."""
-        return {"choices": [{**self._last, "text": self.text}], "usage": self._usage}
+        calls = [call for _, call in sorted(self._calls.items())]
+        choice = {**self._last, "text": self.text, "tool_calls": calls, "refusal": self._refusal}
+        return {"choices": [choice], "usage": self._usage}
+
+    def _add_call(self, part: dict[str, Any]) -> None:
+        """Add a part of a call: its id and name come first, then its arguments in pieces."""
+        self.has_text = True
+        call = self._calls.setdefault(
+            token_count(part.get("index")), {"type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call |= {key: value for key, value in part.items() if key not in ("index", "function") and value is not None}
+        for key, value in (part.get("function") or {}).items():
+            if isinstance(value, str):
+                call["function"][key] = call["function"].get(key, "") + value
 
 
 def counts_of(answer: Any) -> CountedTokens | None:

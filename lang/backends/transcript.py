@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
+class NativeCall:
+    """A tool call as an endpoint answered it. `arguments` is JSON text, `whole` the call in the endpoint's own form."""
+
+    id: str
+    name: str
+    arguments: str
+    whole: Any = None
+
+
+@dataclass(frozen=True)
 class TranscriptPart:
-    """A part of a transcript: text as `s.text()` shows it, and ids of generated text if the model gives them."""
+    """A part of a transcript: text as `s.text()` shows it, and ids of generated text if the model gives them.
+
+    Of generated text that holds calls, `said` is the rest. A message that begins may offer `tools`, a JSON list.
+    """
 
     kind: Literal["text", "generated", "begin", "end"]
     text: str
     ids: tuple[int, ...] | None = None
     role: str | None = None  # of a message that begins
+    calls: tuple[NativeCall, ...] = ()
+    said: str = ""
+    tools: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """A message. `calls` are those of the assistant's, and `said` its content without them; `call` is the id of the
+    call whose result the message is."""
+
+    role: str
+    content: str = ""
+    said: str = ""
+    calls: tuple[NativeCall, ...] = ()
+    call: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +72,11 @@ class Transcript:
     def has_roles(self) -> bool:
         return any(part.kind == "begin" for part in self.parts)
 
+    @property
+    def offered_tools(self) -> str | None:
+        """Return the tools that the chat offers, as JSON."""
+        return next((part.tools for part in self.parts if part.tools is not None), None)
+
     def add_text(self, text: str) -> Transcript:
         """Append text. Speculated text that begins with it is kept, without that beginning."""
         speculated = self.speculated
@@ -55,11 +88,11 @@ class Transcript:
     def add_generated(self, parts: tuple[TranscriptPart, ...], speculated: SpeculatedText | None = None) -> Transcript:
         return replace(self, parts=(*self.parts, *parts), speculated=speculated)
 
-    def begin(self, role: str, text: str) -> Transcript:
-        """Begin a message. Raises RequestError when one is open."""
+    def begin(self, role: str, text: str, tools: str | None = None) -> Transcript:
+        """Begin a message, which may offer tools. Raises RequestError when one is open."""
         if self.open_role is not None:
             raise RequestError(f"role {role!r} cannot begin inside role {self.open_role!r}", param="role")
-        return Transcript((*self.parts, TranscriptPart("begin", text, role=role)), role)
+        return Transcript((*self.parts, TranscriptPart("begin", text, role=role, tools=tools)), role)
 
     def end(self, text: str) -> Transcript:
         """End the open message. Raises RequestError when none is open."""
@@ -84,15 +117,21 @@ class Transcript:
             raise RequestError(f"a fork that wrote messages cannot be joined inside role {self.open_role!r}")
         return replace(self, parts=(*self.parts, *parts), speculated=None)
 
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[ChatMessage]:
         """Return the messages, the open one last. Raises RequestError for text outside of messages."""
-        messages: list[dict[str, str]] = []
+        messages: list[ChatMessage] = []
         inside = False
         for part in self.parts:
             if part.kind == "begin":
-                messages.append({"role": part.role or "", "content": ""})
+                messages.append(ChatMessage(part.role or ""))
             elif inside and part.kind != "end":
-                messages[-1]["content"] += part.text
+                last = messages[-1]
+                messages[-1] = ChatMessage(
+                    last.role,
+                    last.content + part.text,
+                    last.said + (part.said if part.calls else part.text),
+                    (*last.calls, *part.calls),
+                )
             elif part.kind != "end" and part.text.strip():
                 raise RequestError(
                     f"text outside the chat's messages cannot be sent to a chat endpoint: {part.text[:80]!r}",
@@ -101,14 +140,30 @@ class Transcript:
             inside = part.kind == "begin" or (inside and part.kind != "end")
         return messages
 
-    def chat(self) -> list[dict[str, str]]:
-        """Return the messages, the open one last. Raises RequestError unless one of the assistant is open."""
+    def chat(self) -> list[ChatMessage]:
+        """Return the messages, the open one last; a result of a tool follows the call that it answers.
+
+        Calls without results in messages of the role "tool" are text. Raises RequestError unless a message of the
+        assistant is open.
+        """
         if self.open_role != "assistant":
             opened = "none" if self.open_role is None else repr(self.open_role)
             raise RequestError(
-                f"in a chat only the assistant's messages can be generated, and {opened} is open", param="role"
+                f"in a chat only the assistant's messages can be generated, and {opened} is open: write "
+                "assistant(gen(...))",
+                param="role",
             )
-        return self.messages()
+        messages = self.messages()
+        for index, message in enumerate(messages):
+            end = index + 1 + len(message.calls)
+            results = messages[index + 1 : end]
+            if message.calls and (len(results) < len(message.calls) or any(one.role != "tool" for one in results)):
+                messages[index] = replace(message, said=message.content, calls=())
+            elif message.calls:
+                messages[index + 1 : end] = [
+                    replace(result, call=call.id) for call, result in zip(message.calls, results, strict=True)
+                ]
+        return messages
 
 
 def check_joinable(at_fork: str | None, now: str | None, *, has_begun: bool) -> None:

@@ -6,6 +6,7 @@ tried first. A place of the program is tried once at each position of the text, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -153,20 +154,32 @@ class CaptureMatcher:
 
     def _search(self, text: str) -> _Path:
         """Return the notes on the preferred way through the program. Raises ValueError if there is none."""
-        code = self._code
-        stacks: list[tuple[int, int]] = [(-1, -1)]  # of calls: the instruction to return to, and the stack below
-        numbers: dict[tuple[int, int], int] = {}
+        search = MatchSearch()
+        path = self.advance(search, text, is_whole=True)
+        if path is not None:
+            return path[0]
+        if search.furthest == len(text):
+            raise ValueError("it ends too early")
+        furthest = search.furthest
+        raise ValueError(f"it does not match at {text[furthest : furthest + 20]!r}, after {furthest} characters")
+
+    def advance(self, search: MatchSearch, text: str, *, is_whole: bool) -> tuple[_Path] | None:
+        """Go on with a search; `text` is all text so far. Return the notes on the preferred way through a whole text.
+
+        Of a text that may go on, the ways that are still possible become `search.ways`, the preferred one first. Raises
+        ValueError for a text that takes too many steps.
+        """
+        code, stacks, numbers = self._code, search.stacks, search.numbers
         tried: set[tuple[int, int, int]] = set()
-        todo = [_State(0, 0, 0, None)]
-        steps = 0
-        furthest = 0
+        todo, search.ways = search.ways[::-1], []
         while todo:
             at, position, stack, path = todo.pop()
             while True:
-                steps += 1
+                search.steps += 1
                 operation, first, second = code[at]
                 if operation == _CHARS:
                     if position == len(text):
+                        search.ways.append(_State(at, position, stack, path))
                         break
                     point = ord(text[position])
                     if not any(low <= point <= high for low, high in first):
@@ -175,6 +188,8 @@ class CaptureMatcher:
                     at += 1
                 elif operation == _TEXT:
                     if not text.startswith(first, position):
+                        if first.startswith(text[position:]):
+                            search.ways.append(_State(at, position, stack, path))
                         break
                     position += len(first)
                     at += 1
@@ -198,15 +213,77 @@ class CaptureMatcher:
                 elif operation == _RETURN:
                     at, stack = stacks[stack]
                 elif position == len(text):
-                    return path
+                    if is_whole:
+                        return (path,)
+                    search.ways.append(_State(at, position, stack, path))
+                    break
                 else:
                     break
-            furthest = max(furthest, position)
-            if steps > MAX_STEPS:
+            search.furthest = max(search.furthest, position)
+            if search.steps > MAX_STEPS:
                 raise ValueError("the text takes too many steps to read")
-        if furthest == len(text):
-            raise ValueError("it ends too early")
-        raise ValueError(f"it does not match at {text[furthest : furthest + 20]!r}, after {furthest} characters")
+        return None
+
+
+class MatchSearch:
+    """Where a search through a text is: `ways` go on behind the text so far."""
+
+    def __init__(self) -> None:
+        self.ways = [_State(0, 0, 0, None)]
+        self.stacks: list[tuple[int, int]] = [(-1, -1)]  # of calls: the instruction to return to, and the stack below
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.steps = 0
+        self.furthest = 0
+
+
+class CaptureSearch:
+    """Finds the captures of one name in a text that grows, each once no rest of the text can change it."""
+
+    def __init__(self, matcher: CaptureMatcher, name: str) -> None:
+        self._matcher = matcher
+        self._name = name
+        self._search = MatchSearch()
+        self._text = ""
+        self._num_found = 0
+
+    def feed(self, piece: str) -> list[str]:
+        """Take more of the text; return the texts of the captures that are certain now. Raises ValueError."""
+        self._text += piece
+        self._matcher.advance(self._search, self._text, is_whole=False)
+        ways = [self._closed(way.path) for way in self._search.ways]
+        certain = []
+        for places in zip(*ways, strict=False):
+            if any(place != places[0] for place in places):
+                break
+            certain.append(places[0])
+        new, self._num_found = certain[self._num_found :], len(certain)
+        return [self._text[begin:end] for begin, end in new]
+
+    def rest(self) -> list[str]:
+        """Return the captures of the whole text that are not returned yet. Raises ValueError."""
+        return list(_texts(self._matcher.match(self._text)[self._name]))[self._num_found :]
+
+    def _closed(self, path: _Path) -> list[tuple[int, int]]:
+        """Return where the captures of the name are that have ended on a way."""
+        found: list[tuple[int, int]] = []
+        end = -1
+        while path is not None:
+            path, (kind, detail), position = path
+            if detail == self._name:
+                if kind == _CLOSE:
+                    end = position
+                elif kind == _BEGIN and end >= 0:
+                    found.append((position, end))
+        return found[::-1]
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """Yield the texts of a capture, which are lists inside repetitions."""
+    if isinstance(found, list):
+        for one in found:
+            yield from _texts(one)
+    elif found is not None:
+        yield found
 
 
 @dataclass(slots=True)

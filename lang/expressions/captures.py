@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,14 @@ from ..constraints.nodes import (
 )
 from ..constraints.patterns import pattern_node, text_before
 from ..types.result_types import TEXT, ResultType
+from ..types.value_streams import ValueStream
 from .choices import token_length_normalized
 from .expr import RUN_ARGUMENTS, Constant, Expr, GenExpr, SelectExpr, parts_of
 from .format_marks import refuse_marks
 from .symbols import known
 
 if TYPE_CHECKING:
-    from ..constraints.matcher import CaptureMatcher
+    from ..constraints.matcher import CaptureMatcher, CaptureSearch
 
 MAX_NESTING = 40  # constraints within constraints
 CUTTING_ARGUMENTS = ("stop", "stop_regex", "stop_token_ids")  # they would end the text before it is complete
@@ -57,12 +58,32 @@ class CompiledConstraints:
     matcher: CaptureMatcher
 
 
+class CaptureStream(ValueStream):
+    """The values of a capture, each as it is certain; those of a repetition one after the other."""
+
+    def __init__(self, search: CaptureSearch, result: ResultType) -> None:
+        self._search = search
+        self._result = result
+
+    def feed(self, piece: str) -> Iterator[Any]:
+        return map(self._result.parse, self._search.feed(piece))
+
+    def end(self, value: Any) -> Iterator[Any]:
+        return map(self._result.parse, self._search.rest())
+
+
 class CapturedTexts:
     """The captures of texts by name; each text is read once."""
 
     def __init__(self, matcher: CaptureMatcher) -> None:
         self._matcher = matcher
         self._found: dict[str, dict[str, Any]] = {}
+
+    def stream(self, name: str, result: ResultType, *, as_text: bool = False) -> CaptureStream:
+        """Return what reads the values of a capture, or their texts, out of a text while it grows."""
+        from ..constraints.matcher import CaptureSearch
+
+        return CaptureStream(CaptureSearch(self._matcher, name), TEXT if as_text else result)
 
     def parser(self, name: str, result: ResultType) -> Callable[[str], Any]:
         """Return the function that makes the value of a capture from the whole text. It raises ValueError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,20 @@ class Binding:
     meta: dict[str, Any] | None = None
     attempts: CheckedAttempts | None = None
     captured: bool = False  # it is a part of the text, beside others
+
+    @property
+    def answered_by(self) -> int:
+        """Return the operation whose answer has the value."""
+        return self.index if self.outcome is None and self.meta is None else self.index + 1
+
+    def value_of(self, done: session.Done) -> Any:
+        """Return the value that an answer makes. Raises ValueError or KeyError for a text that is not of the type."""
+        if self.outcome is not None:
+            return self.outcome.result
+        if self.result is None:
+            return done.text if done.choice is None else done.choice.text
+        values = [self.result.value(one.text, is_cut=one.finish.type == "length") for one in done.sequences or ()]
+        return values if self.num_samples > 1 else values[0]
 
 
 @dataclass(slots=True)
@@ -148,7 +163,8 @@ def _lower_constraint(expr: ConstraintExpr, defaults: Defaults, stream: bool, in
     into.operations.append(operation)
     texts = CapturedTexts(made.matcher)
     for name, result in expr.results.items():
-        part = ResultType(f"seq with {name} ({result.name})", texts.parser(name, result))
+        reading = functools.partial(texts.stream, name, result)
+        part = ResultType(f"seq with {name} ({result.name})", texts.parser(name, result), stream=reading)
         into.bindings.append(Binding(name, index, part, operation.n, captured=True))
 
 

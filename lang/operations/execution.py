@@ -21,6 +21,7 @@ from .source_location import program_location, traceback_location, with_location
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
 
+    from ..backends.channel import Check
 
 MAX_KEPT = 10_000  # characters of a text that waits for the operation after it
 MAX_DETACHED = 32  # states of called programs that the runtime is told of together
@@ -65,6 +66,7 @@ class Execution:
         self.recording = recording
         self.began = time.perf_counter()
         self.channel = channel
+        self.check: Check | None = getattr(channel, "check", None)  # of operations, before they are recorded
         self.failure: ErrorInfo | None = None  # the exception that ends the program
         self.path = "0"  # of the first state, by which a checkpoint knows it
         self._caller = caller
@@ -166,6 +168,11 @@ class Execution:
         if (keeper := self._keeper()) is not None:
             keeper.attached.append((number, log))
         return number
+
+    def log_of(self, number: int) -> OperationLog | None:
+        """Return the log of a state, None if nobody holds the state any more."""
+        with self._lock:
+            return self._logs.get(number)
 
     def detach(self, number: int) -> None:
         """Forget a state. Never raises and takes no lock, since the garbage collector may call it."""

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...runtime.protocol.session import Answer, Attempted, Delta, Done, Failed, Operation, Rollback
@@ -58,6 +58,9 @@ class OperationLog:
         self.cause: BaseException | None = None  # the exception of a function of the program's own that failed it
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
         self.labels: dict[int, Callable[[], str]] = {}  # give what traces show of an Ask, by operation
+        self.outcomes: dict[int, Any] = {}  # of tools, by the Ask that their results answer
+        # What operations make of their answers for variables, by operation: names and functions of the answer.
+        self.values: dict[int, tuple[tuple[str, Callable[[Done], Any]], ...]] = {}
         self.saved: dict[int, float] = {}  # seconds that an Ask's tool ran before it, by operation
         self.ties: list[StateTie] = []
         self._raised = [False]  # whether the program got `error`; shared with the branches that fail with this state

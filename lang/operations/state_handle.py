@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
-from ...runtime.protocol.session import Append, Concatenate, Done, Fork, Operation, Rollback
+from ...runtime.protocol.session import (
+    Append,
+    Concatenate,
+    Decide,
+    Done,
+    Fork,
+    Gen,
+    Operation,
+    Rollback,
+    Select,
+)
 from .execution import Execution
 from .operation_log import OperationLog
 from .source_location import program_location, with_location
+
+if TYPE_CHECKING:
+    from ..backends.channel import Check
 
 
 class StateHandle:
@@ -119,7 +133,23 @@ class StateHandle:
     def _append(self, operations: list[Operation], names: Mapping[int, str] | None = None) -> int:
         location = program_location()
         self._raise_if_failed(location)
+        if self.execution.check is not None:
+            self._check(self.execution.check, operations, location)
         return self._record(operations, location, names or {})
+
+    def _check(self, check: Check, operations: list[Operation], location: str) -> None:
+        """Raise RequestError, with the program's line, for an operation that the backend cannot answer."""
+        if not any(isinstance(operation, Gen | Select | Decide) for operation in operations):
+            return
+        from ..backends.channel import likely_transcript  # loaded where programs run in this process
+
+        before = [log.operations[index] for log, end in self.segments() for index in log.visible(0, end)]
+        try:
+            for index, operation in enumerate(operations):
+                if isinstance(operation, Gen | Select | Decide):
+                    check(likely_transcript([*before, *operations[:index]]), operation)
+        except RamiformError as error:
+            raise with_location(ErrorInfo.of(error), location).to_exception() from None
 
     def _record(self, operations: list[Operation], location: str, names: Mapping[int, str]) -> int:
         first = len(self.log.operations)

@@ -96,10 +96,12 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
         return _part_of_run(call.caller, call)
     recording = Recording(call.function.__name__, call.called_at) if call.traced or is_recording_all() else None
     kept = None if call.checkpoint is None else call.checkpoint.channel(channel)
+    asked = channel if kept is None else kept
     execution = Execution(
-        channel if kept is None else kept,
+        asked,
         budget=call.budget,
-        deferred=call.compiled and not stream,
+        # A backend that checks operations gets none before those up to the first read are checked.
+        deferred=(call.compiled or getattr(asked, "check", None) is not None) and not stream,
         recording=recording,
         keep_callback=None if kept is None else kept.kept_callback,
         title=call.function.__name__,
@@ -154,7 +156,7 @@ def run_body(state: ProgramState, call: ProgramCall) -> None:
     with FunctionBody(state):
         state.ret_value = call.apply(state)
     state._handle.execution.note_end()
-    _send(state._handle.execution)
+    _send(state._handle.execution, call)
     state._finish()
 
 
@@ -169,7 +171,7 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
             with FunctionBody(state):
                 state.ret_value = await call.apply(state)
             state._handle.execution.note_end()
-            _send(state._handle.execution)
+            _send(state._handle.execution, call)
             await state._finish_async()
     except TimeoutError as error:
         if not limit.expired():
@@ -221,7 +223,7 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
         raise
     execution.may_wait = True
     with AbandonedOnError(state, call):
-        _send(execution)
+        _send(execution, call)
     return state
 
 
@@ -262,10 +264,11 @@ async def _run_in_thread(state: ProgramState, call: ProgramCall) -> ProgramState
     return state
 
 
-def _send(execution: Execution) -> None:
-    """Check and send the messages kept so far, after the end of the function."""
+def _send(execution: Execution, call: ProgramCall) -> None:
+    """Send the messages kept so far, after the end of the function; those of a compiled program are checked before."""
     if execution.sent_nothing:
-        check_recorded([log for _, log in execution.attached])
+        if call.compiled:
+            check_recorded([log for _, log in execution.attached])
         execution.flush(complete=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import itertools
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..backends.endpoints.native_tools import NO_CALL
 from ..expressions.callbacks import MAX_FUNCTIONS
 from ..expressions.expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr
 from ..expressions.lowering import Defaults
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
 ANSWER = "Answer the question in a sentence, from the result of the tool."  # asked of a model that repeats a call
-WORDS = r"[^\s{\[<`][^{]*"  # no call in any form
 StoppedBy = Literal["answer", "until", "max_steps", "max_tokens", "invalid_call"]
 
 
@@ -61,6 +62,8 @@ class AgentState(Protocol):
     _handle: StateHandle
     _log: OperationLog
     _defaults: Defaults
+
+    def __contains__(self, name: str) -> bool: ...
 
     def _append(self, parts: Sequence[Expr]) -> None: ...
 
@@ -265,6 +268,7 @@ async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waitin
         turn = turns[options.tool_choice if is_forced else "none" if is_stuck else "auto"]
         if is_stuck:
             state._append(role("user", ANSWER).parts)
+        turn = replace(turn, name=_turn_name(state))
         state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
         op = len(state._log.operations) - 2
         if turn.streamed:
@@ -483,13 +487,18 @@ def _first_message(state: AgentState) -> session.RoleBegin | None:
     return None
 
 
+def _turn_name(state: AgentState) -> str:
+    """Return the name of the state's next turn, which is a variable: `turn_1`, `turn_2`, ..."""
+    return next(name for number in itertools.count(1) if (name := f"turn_{number}") not in state)
+
+
 def _turn(state: AgentState, options: AgentOptions, choice: str) -> GenExpr:
     """Return the gen of a turn: text in which every call that is begun is valid, or by `choice` calls alone or none."""
     sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
     if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
         sampling["max_tokens"] = MAX_TOKENS
     if choice == "none":
-        sampling["regex"] = WORDS
+        sampling["regex"] = NO_CALL
     turn = gen(**sampling)
     assert isinstance(turn, GenExpr)
     if choice == "none":
@@ -520,16 +529,19 @@ def _append_results(
         outcome = ToolOutcome(recognised=recognised)
         make: Callable[[], Any] | None = None
         operations: list[session.Operation] = [session.RoleBegin(options.result_role), session.Ask(), session.RoleEnd()]
-        op = handle.append(operations) + 1
         if isinstance(call, InvalidCall):
             refuse(outcome, call.text, call.reason, cut_off=was_cut_off(done) and index == len(found) - 1)
         else:
             outcome.name, outcome.arguments = call.tool.name, call.arguments
+        with state._log.changed:
+            op = handle.append(operations) + 1
+            state._log.labels[op] = outcome.label
+            state._log.outcomes[op] = outcome
+        if isinstance(call, PreparedCall):
             taken = early.take(call)
             callback = AgentCallback(
                 options.tools, options.on_error, "{result}", outcome, call, op, early=taken, turn_ended=turn_ended
             )
             make = functools.partial(handle.execution.kept_callback(handle.number, callback), done)
-        state._log.labels[op] = outcome.label
         calls.append(_MadeCall(state, op, make, outcome, options.on_error))
     return calls

@@ -17,6 +17,7 @@ from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling import Constraint
 from .adapter import adapter_of
 from .members import type_name
+from .value_streams import PartialStream, TextStream, ValueStream, value_stream
 
 _OPENAPI_KEYWORDS = ("discriminator",)  # redundant beside the alternatives
 _APPLICATORS = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
@@ -27,7 +28,8 @@ class ResultType:
     """A type of results. `parse` makes the value of a text; it raises ValueError if the text is not of the type.
 
     `stop` strings end the text and are not part of it, since a number has no end of its own. `check_cut` raises
-    ValueError if a text that was cut off at max_tokens is not complete; None: `parse` tells.
+    ValueError if a text that was cut off at max_tokens is not complete; None: `parse` tells. `stream` makes what reads
+    values out of the text while it grows.
     """
 
     name: str
@@ -35,6 +37,7 @@ class ResultType:
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
     check_cut: Callable[[str], None] | None = None
+    stream: Callable[..., ValueStream] = ValueStream
 
     def value(self, text: str, *, is_cut: bool) -> Any:
         """Return the value of a text. Raises ValueError or KeyError if it is not of the type, or cut off before it is
@@ -46,7 +49,10 @@ class ResultType:
 
 def constrained_text(constraint: Constraint) -> ResultType:
     """Return the type of the texts of a regex, JSON Schema or grammar, of which a text that was cut off may be none."""
-    return ResultType(_NAMES[constraint.kind], str, constraint, check_cut=partial(_check_cut, constraint))
+    stream = partial(PartialStream, Any) if constraint.kind == "json_schema" else TextStream
+    return ResultType(
+        _NAMES[constraint.kind], str, constraint, check_cut=partial(_check_cut, constraint), stream=stream
+    )
 
 
 _NAMES = {"regex": "text of the regex", "json_schema": "JSON of the schema", "grammar": "text of the grammar"}
@@ -81,7 +87,13 @@ _BOOL = ResultType("bool", lambda text: _BOOLS[text.strip().lower()], _regex(" ?
 _STR = ResultType("str", partial(json.loads, strict=False), _regex(r' ?"([^"\\\n]|\\["\\/bfnrt])*"'))
 _DTYPES: dict[Any, ResultType] = {int: _INT, float: _FLOAT, bool: _BOOL, str: _STR}
 _DTYPES |= {kind.__name__: result for kind, result in _DTYPES.items()}
-TEXT = ResultType("text", str)
+TEXT = ResultType("text", str, stream=TextStream)
+_JSON_TYPES = {"integer": _INT, "number": _FLOAT, "boolean": _BOOL, "string": _STR}
+
+
+def schema_of_dtype(constraint: Constraint) -> dict[str, Any] | None:
+    """Return the JSON Schema that says what a dtype's constraint does; None for any other constraint."""
+    return next(({"type": name} for name, kind in _JSON_TYPES.items() if kind.constraint == constraint), None)
 
 
 def of_dtype(dtype: type | str) -> ResultType:
@@ -102,7 +114,8 @@ def of_schema(schema: Any) -> ResultType:
     Raises RequestError for a type without a JSON Schema.
     """
     adapter = adapter_of(schema)
-    return ResultType(adapter.name, adapter.parse, Constraint("json_schema", adapter.schema_text, "any", "closed"))
+    constraint = Constraint("json_schema", adapter.schema_text, "any", "closed")
+    return ResultType(adapter.name, adapter.parse, constraint, stream=partial(value_stream, schema))
 
 
 def json_schema_text(schema: str | Mapping[str, Any]) -> str:

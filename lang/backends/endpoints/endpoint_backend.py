@@ -15,6 +15,9 @@ from .usage import TokenUsage
 class EndpointBackend(LocalBackend):
     """Calls a model by `client`. `api` names the API in errors."""
 
+    checks_operations = True
+    takes_tools = True
+
     def __init__(self, api: str, client: EndpointClient) -> None:
         super().__init__(client.settings.max_concurrency)
         self._api = api
@@ -31,12 +34,17 @@ class EndpointBackend(LocalBackend):
         self._client.close()
 
     def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
-        raise self._unsupported("answers no decisions; use gen", "questions")
+        raise self._no_decisions()
 
     def answer_call(self, method: Method, number: int) -> Reply:
         if method == "flush_cache":
             raise self._unsupported("has no cache to flush", None)
         return Reply(number)
+
+    def _no_decisions(self) -> RequestError:
+        return self._unsupported(
+            "answers no decisions: use gen with a schema or choices, or run on a Runtime", "questions"
+        )
 
     def _unsupported(self, what: str, param: str | None) -> RequestError:
         """Return the error of what the API cannot do."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ramiform import gen, one_or_more, optional, repeat, rx, select, seq, zero_or_more
 from ramiform.constrained import Grammar, Regex, Vocabulary, compile_constraint
+from ramiform.lang.constraints.matcher import CaptureSearch
 from ramiform.lang.expressions.captures import ConstraintExpr, compiled
 
 BYTES = [*(bytes([byte]) for byte in range(256)), None]
@@ -87,6 +88,39 @@ def test_captures_are_those_of_re(pair: Pair, texts: list[str]) -> None:
         found = re.fullmatch(rf"\^{pair.pattern}\$", f"^{text}$", re.ASCII)
         expected = None if found is None else found.groupdict()
         assert captured(expr, f"^{text}$") == expected, (pair.pattern, text)
+
+
+@given(pairs(), st.lists(st.text("abcB.", max_size=8), min_size=1, max_size=8), st.integers(1, 3))
+def test_captures_come_once_they_are_certain(pair: Pair, texts: list[str], size: int) -> None:
+    """Judge: the captures of the whole text, which those told before must begin."""
+    matcher = compiled(seq("^", repeat(pair.expr, 0, 3), "$")).matcher
+    for text in texts:
+        try:
+            whole = matcher.match(f"^{text}$")
+        except ValueError:
+            continue
+        for name, value in whole.items():
+            expected = flat(value)
+            search = CaptureSearch(matcher, name)
+            found: list[str] = []
+            for at in range(0, len(text) + 2, size):
+                found += search.feed(f"^{text}$"[at : at + size])
+                assert expected[: len(found)] == found
+            assert [*found, *search.rest()] == expected
+
+
+def flat(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [text for one in value for text in flat(one)]
+    return [] if value is None else [value]
+
+
+def test_a_repetitions_captures_come_with_the_end_of_each() -> None:
+    expr = seq(one_or_more("- ", gen("item", stop="\n"), "\n"), "end")
+    search = CaptureSearch(compiled(expr).matcher, "item")
+    assert [search.feed(piece) for piece in ("- ap", "ple", "\n", "- pear\n- f", "ig\nen", "d")] == [
+        [], [], ["apple"], ["pear"], ["fig"], [],
+    ]  # fmt: skip
 
 
 @given(pairs())

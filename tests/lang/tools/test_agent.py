@@ -12,7 +12,7 @@ import pytest
 
 import ramiform
 from ramiform import AgentResult, CallFormat, ProgramState, RequestError, Scripted, assistant, gen, system, tool, user
-from ramiform.lang.states.agent import WORDS
+from ramiform.lang.backends.endpoints.native_tools import NO_CALL
 from ramiform.lang.tools.call_format import InvalidCall, call_format, read_calls, structural_tag
 from ramiform.lang.tools.tool_set import PreparedCall, ToolSet
 from ramiform.runtime.core.grammar_cache import GrammarCache
@@ -575,7 +575,7 @@ def test_a_model_that_repeats_a_call_and_its_result_twice_must_answer_in_words(e
 )
 def test_words_have_no_call_in_any_form(text: str, is_words: bool) -> None:
     grammar = (
-        GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256]).get(Constraint("regex", WORDS)).result()
+        GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256]).get(Constraint("regex", NO_CALL)).result()
     )
     matcher = grammar.matcher()
     assert (all(map(matcher.accept, text.encode())) and matcher.is_accepting()) == is_words
