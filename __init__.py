@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .lang.running.signatures import Demonstration
     from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
     from .lang.states.agent import AgentCall, AgentResult
+    from .lang.states.events import ProgramEvent
     from .lang.states.state import ForkGroup, ProgramState
     from .lang.storage.cache import Cache, cache
     from .lang.tools.call_format import CallFormat
@@ -91,6 +92,7 @@ __all__ = [
     "OpenAI",
     "Plan",
     "Program",
+    "ProgramEvent",
     "ProgramState",
     "RamiformError",
     "Report",
@@ -179,6 +181,7 @@ _MODULES = {
     "OpenAI": ".lang.backends.openai",
     "Plan": ".lang.tracing.plan",
     "Program": ".lang.running.program",
+    "ProgramEvent": ".lang.states.events",
     "ProgramState": ".lang.states.state",
     "RamiformError": ".runtime.protocol.errors",
     "Report": ".lang.evaluation.report",

@@ -19,6 +19,7 @@ from .variables import GatheredVariable, Variable
 
 if TYPE_CHECKING:
     from ..tracing.trace import Trace
+    from .events import ProgramEvent
 
 
 class ReadableState:
@@ -167,6 +168,57 @@ class ReadableState:
             yield piece, {"finish_reason": None} if meta is None else meta
         if meta is None:
             yield "", self._reader.meta_after(var_name, math.inf)
+
+    def value_iter(self, var_name: str) -> Iterator[Any]:
+        """Yield a variable's values as its text comes, as `run(stream=True)` gets it.
+
+        A `schema` of a list, set or tuple of one type: each item, validated, once it is whole. Another type: an object
+        of it with what is written so far, without validation, and at the end the value itself. Members that are not
+        whole are None, or missing in a dict; strings are there as far as they go. A capture: each of its values once
+        no rest of the text can change it. Text: the text so far. Anything else: its value. Raises as `s[var_name]`.
+        """
+        return blocking_pieces(self._values(var_name))
+
+    async def value_async_iter(self, var_name: str) -> AsyncIterator[Any]:
+        """Yield a variable's values in an event loop, as `value_iter` does."""
+        async for value in async_pieces(self._values(var_name)):
+            yield value
+
+    def events(self) -> Iterator[ProgramEvent]:
+        """Yield what happens in a run, from the state's beginning on, and at last an event of the type "end".
+
+        With `run(stream=True)` events come while the program runs, with pieces as they are generated; branches are told
+        too. Errors are events, and not raised.
+        """
+        from .events import blocking_events
+
+        return blocking_events(self._reader, self._handle)
+
+    def async_events(self) -> AsyncIterator[ProgramEvent]:
+        """Yield the events in an event loop, as `events` does."""
+        from .events import async_events
+
+        return async_events(self._reader, self._handle)
+
+    async def server_sent_events(self) -> AsyncIterator[bytes]:
+        """Yield the events as a stream of server-sent events, for the body of an HTTP answer.
+
+        The program is closed where the stream is closed before its end, as when the client has gone.
+        """
+        event = None
+        try:
+            async for event in self.async_events():
+                yield f"event: {event.type}\ndata: {event.json()}\n\n".encode()
+        finally:
+            if event is None or event.type != "end":
+                self.close()
+
+    def _values(self, name: str) -> Iterator[Any]:
+        try:
+            yield from self._reader.follow_values(name)
+        except RamiformError:
+            self._reader._raise_failure()
+            raise
 
     # Used by the other modules of the language
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...runtime.protocol.errors import RamiformError, RequestError, did_you_mean
 from ..operations.operation_log import OperationLog
 from ..operations.state_handle import StateHandle
-from .variables import Variable
+from ..types.value_streams import ValueStream
+from .variables import CapturedVariable, Variable
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -74,8 +75,8 @@ def text_pieces(spans: Iterable[TextSpan]) -> Iterator[str | WaitForChange]:
                 yield WaitForChange(log, version)
 
 
-def blocking_pieces(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
-    """Yield the text, blocking the thread at every WaitForChange."""
+def blocking_pieces(steps: Iterator[Any]) -> Iterator[Any]:
+    """Yield the text or values, blocking the thread at every WaitForChange."""
     for step in steps:
         if isinstance(step, WaitForChange):
             step.log.wait_for_change(step.version)
@@ -83,8 +84,8 @@ def blocking_pieces(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
             yield step
 
 
-async def async_pieces(steps: Iterator[str | WaitForChange]) -> AsyncIterator[str]:
-    """Yield the text, awaiting at every WaitForChange."""
+async def async_pieces(steps: Iterator[Any]) -> AsyncIterator[Any]:
+    """Yield the text or values, awaiting at every WaitForChange."""
     for step in steps:
         if isinstance(step, WaitForChange):
             await step.log.wait_for_change_async(step.version)
@@ -207,6 +208,16 @@ class StateReader:
         self._handle = handle
         self._log: OperationLog = handle.log
 
+    @property
+    def is_followed(self) -> bool:
+        """Return whether the program in the background may go on, as seen from outside of it."""
+        return self.background is not None and self.background.is_followed
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether there was a program in the background, and it has ended."""
+        return self.background is not None and self.background.ended
+
     def define(self, name: str, variable: Variable) -> None:
         """Set a variable; the latest definition of a name is the one that is read."""
         with self._log.changed:
@@ -260,7 +271,7 @@ class StateReader:
         while True:
             with self._log.changed:
                 version = self._log.version
-                if not self._is_followed():
+                if not self.is_followed:
                     break
             await self._log.wait_for_change_async(version)
         self._raise_failure()
@@ -268,7 +279,7 @@ class StateReader:
     def wait_for_end(self) -> None:
         """Wait for the end of a program in the background. Raises the error that ended it."""
         with self._log.changed:
-            while self._is_followed():
+            while self.is_followed:
                 self._log.about_to_wait(True)
                 self._log.changed.wait()
         self._raise_failure()
@@ -285,6 +296,31 @@ class StateReader:
             raise
         if var is None:
             self._raise_failure()
+
+    def follow_values(self, name: str, *, as_texts: bool = False) -> Iterator[Any]:
+        """Yield a variable's values as they come, and a WaitForChange where more is to come; see `value_iter`.
+
+        `as_texts`: the texts of a capture.
+        """
+        while isinstance(found := self._find(name), WaitForChange):
+            yield found
+        source = found.source()
+        stream = ValueStream()
+        if source is not None:
+            log, operation, result = source
+            stream = result.stream(as_text=True) if as_texts else result.stream()
+            for step in text_pieces([TextSpan(log, operation, _fixed(operation + 1))]):
+                if isinstance(step, WaitForChange):
+                    yield step
+                    continue
+                try:
+                    yield from stream.feed(step)
+                except ValueError:
+                    found.get()  # raises the error of the whole, where that is known already
+                    raise
+        for log, end in found.needs():
+            yield from _until_answered(log, end)
+        yield from stream.end(found.get())
 
     def meta_after(self, name: str, num_chars: float) -> Any:
         """Return the variable's meta info, None while it is generated or has more text than `num_chars` characters."""
@@ -306,6 +342,9 @@ class StateReader:
         if spans:
             yield from text_pieces(TextSpan(log, first, _fixed(end)) for log, first, end in spans)
             return
+        if isinstance(found, CapturedVariable) and found.num_samples == 1:
+            yield from self.follow_values(var, as_texts=True)
+            return
         for log, end in found.needs():
             yield from _until_answered(log, end)
         value = found.get()
@@ -317,7 +356,7 @@ class StateReader:
         with self._log.changed:
             if (variable := self.variables.get(name)) is not None:
                 return variable
-            if self._is_followed():
+            if self.is_followed:
                 return WaitForChange(self._log, self._log.version)
             self._raise_failure()
             if self._log.error is not None:
@@ -326,16 +365,13 @@ class StateReader:
 
     def _all_spans(self) -> list[TextSpan]:
         *older, (own, recorded) = self._handle.segments()
-        followed = self._is_followed()
+        followed = self.is_followed
 
         def end_of_followed() -> int | None:
-            return None if self._is_followed() else len(own.operations)
+            return None if self.is_followed else len(own.operations)
 
         visible = [TextSpan(log, index, _fixed(index + 1)) for log, end in older for index in log.visible(0, end)]
         return [*visible, TextSpan(own, 0, end_of_followed if followed else _fixed(recorded), skips_removed=True)]
-
-    def _is_followed(self) -> bool:
-        return self.background is not None and self.background.is_followed
 
     def _raise_failure(self) -> None:
         if self.background is not None and self.background.failure is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,15 @@ from ..operations.state_handle import StateHandle
 from ..tools.declaration import AnyTool
 from ..tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
 from .readable_state import ReadableState
-from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
+from .variables import (
+    AssignedVariable,
+    DecisionVariable,
+    GatheredVariable,
+    ScopeVariable,
+    Variable,
+    decision_of,
+    variable_of,
+)
 
 if TYPE_CHECKING:
     from ..tools.call_format import CallFormat
@@ -310,6 +319,10 @@ class ProgramState(ReadableState):
             )
             for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True)):
                 self._reader.define(name, DecisionVariable(self._handle, operation, index, values))
+            self._log.values[operation] = tuple(
+                (name, partial(decision_of, index=index, values=values))
+                for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True))
+            )
 
     # Branching
 
@@ -443,10 +456,14 @@ class ProgramState(ReadableState):
                 check_attempts(execution, self._handle.number, self._log, first + index, attempts)
             for binding in lowered.bindings:
                 self._reader.define(binding.name, variable_of(binding, self._handle, first, program_location()))
+                operation, reading = first + binding.answered_by, (binding.name, binding.value_of)
+                self._log.values[operation] = (*self._log.values.get(operation, ()), reading)
+            for index, callback in lowered.callbacks:
+                if isinstance(callback, ToolCallback):
+                    self._log.labels[first + index + 1] = callback.outcome.label
+                    self._log.outcomes[first + index + 1] = callback.outcome
         for index, callback in lowered.callbacks:
             handle = self._handle
-            if isinstance(callback, ToolCallback):
-                self._log.labels[first + index + 1] = callback.outcome.label
             ask_when_answered(handle.execution, handle.number, self._log, first + index, callback)
 
     def _message(

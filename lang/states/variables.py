@@ -46,6 +46,10 @@ class Variable:
         """Return what must be answered before it can be read without waiting: log and end index of operations."""
         return [(log, end) for log, _, end in self.spans()]
 
+    def source(self) -> tuple[OperationLog, int, ResultType] | None:
+        """Return the operation whose text the value is read out of, and how; None where it comes as a whole."""
+        return None
+
 
 @dataclass(slots=True)
 class AssignedVariable(Variable):
@@ -87,6 +91,9 @@ class GeneratedVariable(OperationVariable):
         if self._values is None:
             self._values = [self._parse(sequence) for sequence in self._sequences()]
         return self._values if self.num_samples > 1 else self._values[0]
+
+    def source(self) -> tuple[OperationLog, int, ResultType] | None:
+        return None if self.num_samples > 1 else (self.handle.log, self.operation, self.result)
 
     def meta(self) -> Any:
         metas = [meta_of_sequence(sequence) for sequence in self._sequences()]
@@ -183,10 +190,7 @@ class DecisionVariable(OperationVariable):
     values: Mapping[str | bool, Any] | None = None  # what the choices stand for
 
     def get(self) -> DecisionAnswer:
-        answers = self._done().answers
-        assert answers is not None
-        answer = answers[self.index]
-        return answer if self.values is None else with_values(answer, self.values)
+        return decision_of(self._done(), self.index, self.values)
 
     def meta(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self.get())
@@ -238,6 +242,13 @@ class GatheredVariable(Variable):
 
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return [need for value in self.values for need in value.needs()]
+
+
+def decision_of(done: session.Done, index: int, values: Mapping[str | bool, Any] | None) -> DecisionAnswer:
+    """Return the answer to one of the questions of a Decide; `values` are what its choices stand for."""
+    assert done.answers is not None
+    answer = done.answers[index]
+    return answer if values is None else with_values(answer, values)
 
 
 def variable_of(binding: Binding, handle: StateHandle, first: int, location: str) -> Variable:
