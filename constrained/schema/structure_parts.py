@@ -125,6 +125,13 @@ class ObjectPart:
         return any(each.additional is False and not each.patterns for each in self.keywords)
 
     @cached_property
+    def is_ordered_list(self) -> bool:
+        """True if the members are some of a list, in its order, whose required ones suffice."""
+        keywords = self.keywords[0]
+        is_plain = keywords.names is True and self.most is None and not self.is_tight
+        return len(self.keywords) == 1 and keywords.ordered and not keywords.patterns and is_plain
+
+    @cached_property
     def is_tight(self) -> bool:
         """True if the required members may exceed the maximum, or the minimum the names that are allowed."""
         has_limited_names = any(

@@ -27,11 +27,11 @@ from ..operations.execution import Execution
 from ..operations.source_location import definition_line, with_location
 from ..operations.state_handle import StateHandle
 from ..states.state import ProgramState
+from ..types.descriptions import result_text
 from ..types.result_types import of_dtype, of_schema
 
 MAX_TOKENS = 512  # of an answer, unless the run says otherwise
-_MAX_DEPTH = 4  # of the members that a prompt describes
-_DTYPES = {int: "a whole number", float: "a number", bool: "True or False"}
+_DTYPES = (int, float, bool)
 # What a function without a body of its own consists of, in any version of Python.
 _EMPTY_BODY = frozenset(
     "RESUME NOP CACHE LOAD_CONST RETURN_CONST RETURN_VALUE RETURN_GENERATOR RAISE_VARARGS POP_TOP CALL_INTRINSIC_1 "
@@ -182,57 +182,6 @@ def prompt_text(messages: Sequence[tuple[str, str]]) -> str:
     """Return the messages as plain text, which the answer continues."""
     lines = [f"Answer: {text}\n\n" if role == "assistant" else f"{text}\n" for role, text in messages]
     return "".join(lines) + "Answer:"
-
-
-def result_text(kind: Any) -> str:
-    """Return the sentence that says what an answer of this type consists of; nothing for text."""
-    if kind is str:
-        return ""
-    if kind in _DTYPES:
-        return f"Answer with {_DTYPES[kind]}, and nothing else."
-    constraint = of_schema(kind).constraint
-    schema = json.loads(constraint.source) if constraint is not None else {}
-    described = _resolved(schema, schema)
-    if "properties" not in described:
-        return f"Answer with {_described(schema, schema)}, as JSON, and nothing else."
-    return "Answer with a JSON object of these members:\n" + _members(described, schema, "")
-
-
-def _members(part: Mapping[str, Any], schema: Mapping[str, Any], indent: str) -> str:
-    lines = []
-    for name, member in part["properties"].items():
-        text = member.get("description") or _resolved(member, schema).get("description")
-        lines.append(f"{indent}- {name} ({_described(member, schema)})" + (f": {text}" if text else ""))
-        inner = _resolved(member, schema)
-        inner = _resolved(inner.get("items") or inner, schema)
-        if inner.get("properties") and len(indent) < 2 * _MAX_DEPTH:
-            lines.append(_members(inner, schema, indent + "  "))
-    return "\n".join(lines)
-
-
-def _described(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    part = _resolved(part, schema)
-    if "enum" in part or "const" in part:
-        return "one of " + ", ".join(_json(value) for value in part.get("enum", [part.get("const")]))
-    if alternatives := part.get("anyOf") or part.get("oneOf"):
-        return " or ".join(dict.fromkeys(_described(one, schema) for one in alternatives))
-    kind = part.get("type", "any value")
-    if kind == "array" and isinstance(part.get("items"), dict):
-        return f"list of {_described(part['items'], schema)}"
-    limits = [f"{word} {part[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in part]
-    words = [" or ".join(kind) if isinstance(kind, list) else kind, *filter(None, [part.get("format")])]
-    return " ".join([", ".join(words), *limits])
-
-
-def _resolved(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    for _ in range(8):  # a reference to a reference
-        if "$ref" not in part:
-            break
-        target: Any = schema
-        for step in part["$ref"].removeprefix("#").strip("/").split("/") if part["$ref"] != "#" else ():
-            target = target[step.replace("~1", "/").replace("~0", "~")]
-        part = {**target, **{key: value for key, value in part.items() if key != "$ref"}}
-    return part
 
 
 def _arguments_text(arguments: Mapping[str, Any]) -> str:

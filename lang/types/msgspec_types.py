@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from . import texts
+from .unions import close_unions
 
 _LARGEST = sys.float_info.max
 _EXACT = 10**15  # multiples beyond it may be rounded to other numbers
@@ -36,6 +37,7 @@ def msgspec_reader(kind: Any) -> Reader:
     schema = writer.schema(described)
     if writer.definitions:
         schema = schema | {"$defs": {name: body for name, body in writer.definitions.items() if body}}
+    close_unions(schema)
 
     def parse(text: str) -> Any:
         try:

@@ -6,10 +6,12 @@ where a schema is first asked for, because loading Pydantic takes a tenth of a s
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
@@ -23,6 +25,7 @@ from pydantic_core import PydanticOmit, SchemaError, SchemaValidator
 from . import texts
 from .members import unwrapped
 from .msgspec_types import Reader
+from .unions import close_unions
 
 MAX_ERRORS = 3  # of a text that are reported
 _LARGEST = sys.float_info.max
@@ -38,6 +41,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
 }
 _UNHASHABLE = ("list", "set", "dict", "typed-dict", "model", "dataclass", "deque")
 _SCALARS = {"type": ["string", "integer", "boolean", "null"]}
+_CAN_FORBID = "extra" in inspect.signature(pydantic.TypeAdapter.validate_json).parameters  # from version 2.12
 
 
 def pydantic_reader(kind: Any) -> Reader:
@@ -47,9 +51,14 @@ def pydantic_reader(kind: Any) -> Reader:
         schema = adapter.json_schema(schema_generator=_TightSchema)
     except (PydanticUserError, SchemaError, PydanticOmit, LookupError, NameError, TypeError, ValueError) as error:
         raise TypeError(str(error).partition("\n\nFor further")[0]) from None
-    _require_tags(schema, schema.get("$defs", {}))
+    # Pydantic chooses an alternative by the members that it knows, and drops the others. So it first looks for one that
+    # knows all. Classes that allow further members are found without.
+    closed: dict[str, Any] = {"extra": "forbid"} if close_unions(schema) and _CAN_FORBID else {}
 
     def parse(text: str) -> Any:
+        with suppress(pydantic.ValidationError):
+            if closed:
+                return adapter.validate_json(text, **closed)
         try:
             return adapter.validate_json(text)
         except pydantic.ValidationError as error:
@@ -94,29 +103,6 @@ def _message(error: pydantic.ValidationError) -> str:
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"]).lstrip(".")
         lines.append(f"{path}: {one['msg']}" if path else one["msg"])
     return "; ".join(lines) + (f"; and {len(errors) - MAX_ERRORS} more" if len(errors) > MAX_ERRORS else "")
-
-
-def _require_tags(schema: Any, definitions: Mapping[str, Any]) -> None:
-    """Make the tags of discriminated unions required, also those that have defaults: the parser needs them."""
-    if isinstance(schema, list):
-        for part in schema:
-            _require_tags(part, definitions)
-    if not isinstance(schema, dict):
-        return
-    tag = (schema.get("discriminator") or {}).get("propertyName") if "oneOf" in schema else None
-    if isinstance(tag, str):
-        _require(tag, schema, definitions)
-    for key, part in schema.items():
-        if key not in ("default", "const", "enum", "examples"):
-            _require_tags(part, definitions)
-
-
-def _require(tag: str, schema: dict[str, Any], definitions: Mapping[str, Any]) -> None:
-    for branch in schema.get("oneOf", ()):
-        target = definitions.get(str(branch.get("$ref")).rpartition("/")[2], branch)
-        if tag in target.get("properties", {}) and tag not in target.get("required", ()):
-            target["required"] = [*target.get("required", ()), tag]
-        _require(tag, target, definitions)
 
 
 class _TightSchema(GenerateJsonSchema):

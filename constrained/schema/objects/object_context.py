@@ -52,6 +52,7 @@ class ObjectContext:
     - `plain`: whatever brings a part nearer to its end can be ended. Otherwise a way to the end is searched for.
     - `simple`: plain, with at most one part and nothing tracked.
     - `steady`: simple, and the names that may come do not depend on those before, except for being different.
+    - `in_own_orders`: it is one of several closed objects, whose members come in the order of that one.
     """
 
     def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
@@ -67,10 +68,16 @@ class ObjectContext:
         self.index = {part: number for number, part in enumerate(self.parts)}
         self.all_parts = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
-        self.in_order = compiler.schema_order or (
-            len(self.parts) <= MAX_ORDERED_PARTS and any(each.ordered for part in self.parts for each in part.keywords)
-        )
         self.plain = is_plain(formulas[0])
+        self.in_own_orders = self.plain and len(found) > 1 and all(part.is_ordered_list for part in found)
+        self.in_order = (
+            compiler.schema_order
+            or self.in_own_orders
+            or (
+                len(self.parts) <= MAX_ORDERED_PARTS
+                and any(each.ordered for part in self.parts for each in part.keywords)
+            )
+        )
         needed = formulas[0].parts if isinstance(formulas[0], Or) else formulas[:1]
         # In a plain context: the parts of which one must hold.
         self.choice = self.bits_of(part for part in needed if isinstance(part, ObjectPart)) if self.plain else 0
@@ -99,7 +106,8 @@ class ObjectContext:
         self._open_goals: dict[NameClass, tuple[int, OpenGoals]] = {}
         self._choices: dict[int, tuple[int, frozenset[NameKind]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
-        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names]
+        self._following: dict[tuple[int, int], dict[int, int]] = {}
+        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names, self._following]
 
     def _changes(self) -> tuple[set[int], int]:
         """Return the numbers of members from which on limits matter otherwise than before, and a range's margin.
@@ -183,6 +191,33 @@ class ObjectContext:
     def has_most(self) -> bool:
         """True if the number of members is limited."""
         return any(part.most is not None for part in self.parts)
+
+    def following(self, alive: int, seen: int) -> dict[int, int]:
+        """Return the listed names that may come next by the orders of the parts, each with the parts that allow it.
+
+        None passes over a name that its part requires. The context is `in_own_orders`.
+        """
+        found = self._following.get((alive, seen))
+        if found is None:
+            found, left = {}, alive
+            while left:
+                part_bit = left & -left
+                left ^= part_bit
+                number = part_bit.bit_length() - 1
+                order = self._orders[number]
+                charge(INTERPRETED * len(order))
+                last = max((place for place, name in enumerate(order) if seen >> name & 1), default=-1)
+                for name in order[last + 1 :]:
+                    found[name] = found.get(name, 0) | part_bit
+                    if self.required[number] >> name & 1:
+                        break
+            self._following[alive, seen] = found
+        return found
+
+    @cached_property
+    def _orders(self) -> list[list[int]]:
+        """For each part, the numbers of its names in its own order."""
+        return [[self.names.bits([name]).bit_length() - 1 for name in part.names] for part in self.parts]
 
     # Goals of members.
 

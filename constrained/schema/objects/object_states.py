@@ -127,6 +127,8 @@ class ObjectState(Counting):
     def allowed(self) -> tuple[int, frozenset[NameKind]]:
         """Return the listed names, and the kinds of other names, that may come next."""
         context = self.search.context
+        if context.in_own_orders:
+            return self._allowed_in_own_orders(), frozenset()
         if not context.in_order and (context.steady or (context.plain and not context.limited)):
             listed, kinds = context.possible if context.steady else context.possible_names(self._living(self.alive, 0))
             return listed & ~self.seen, kinds
@@ -149,6 +151,15 @@ class ObjectState(Counting):
             alive &= ~requiring  # the names after this one leave it out
         return listed, frozenset(others)
 
+    def _allowed_in_own_orders(self) -> int:
+        context, listed = self.search.context, 0
+        for number, parts in context.following(self.alive, self.seen).items():
+            bit = 1 << number
+            living = self._living(parts, bit)
+            if living and context.member(living, context.names.named[number], self.seen).possible:
+                listed |= bit
+        return listed
+
     def _may_come(self, name: NameClass, bit: int, alive: int) -> bool:
         """Return True if a name may come next. `alive`: the parts that do without the names that it passes over."""
         context = self.search.context
@@ -163,6 +174,8 @@ class ObjectState(Counting):
         context = self.search.context
         if context.steady:
             return self.alive
+        if context.in_own_orders:
+            return self._living(context.following(self.alive, self.seen).get(bit.bit_length() - 1, 0), bit)
         passed = 0
         if context.in_order:
             num_mentioned = context.names.num_mentioned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from typing import Any
 
 import jsonschema
@@ -480,3 +480,27 @@ def test_generated_integers_are_ints_in_python(parts: list[Any], how: str, seed:
             text = sample(grammar, random.Random(seed)).decode()
             assert type(json.loads(text)) is int
             jsonschema.validate(json.loads(text), schema)
+
+
+def listed(names: str, required: str) -> dict[str, Any]:
+    """Return the schema of an object with these members, of one letter each, and no others."""
+    members = {name: {"type": "integer"} for name in names}
+    return {"type": "object", "properties": members, "required": [*required], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_of_several_closed_alternatives_has_its_own_order(seed: int) -> None:
+    rng = random.Random(seed)
+    lists = []
+    for _ in range(rng.choice([2, 3, 9])):
+        names = rng.sample("abcd", rng.randint(1, 4))
+        lists.append(("".join(names), "".join(name for name in names if rng.random() < 0.5)))
+    grammar = compiled({"anyOf": [listed(names, required) for names, required in lists]})
+    for length in range(5):
+        for chosen in permutations("abcd", length):
+            expected = any(
+                set(required) <= set(chosen) <= set(names) and list(chosen) == [n for n in names if n in chosen]
+                for names, required in lists
+            )
+            text = "{" + ",".join(f'"{name}":1' for name in chosen) + "}"
+            assert accepts(grammar, text.encode()) is expected, (lists, text)
