@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from .lang.running.decorator import function
+    from .lang.running.decorator import function, signature
     from .lang.running.failures import BatchError
     from .lang.running.program import Program
     from .lang.running.signatures import Demonstration
@@ -143,6 +143,7 @@ __all__ = [
     "separate_reasoning",
     "seq",
     "set_default_backend",
+    "signature",
     "system",
     "system_begin",
     "system_end",
@@ -232,6 +233,7 @@ _MODULES = {
     "separate_reasoning": ".lang.expressions.primitives",
     "seq": ".lang.expressions.captures",
     "set_default_backend": ".lang.backends.backend",
+    "signature": ".lang.running.decorator",
     "system": ".lang.expressions.primitives",
     "system_begin": ".lang.expressions.primitives",
     "system_end": ".lang.expressions.primitives",

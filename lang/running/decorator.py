@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from ..expressions import primitives
 from ..states.state import ProgramState
 from .program import Program
+from .signatures import function_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,14 +39,16 @@ def function(func: Callable[Concatenate[Owner, ProgramState, P], R]) -> ProgramM
 
 @overload
 def function(
-    func: None = None, *, num_api_spec_tokens: int | None = None
+    func: None = None, *, num_api_spec_tokens: int | None = None, **options: Any
 ) -> Callable[[Callable[Concatenate[ProgramState, P], R]], Program[P, R]]: ...
 
 
-def function(func: Any = None, *, num_api_spec_tokens: int | None = None) -> Any:
+def function(func: Any = None, *, num_api_spec_tokens: int | None = None, **options: Any) -> Any:
     """Make a Program of a function whose first argument is the state: `@function` or `@function()`.
 
     In a class it makes a method: `def program(self, s, ...)`. It stands above `@staticmethod` and `@classmethod`.
+    `options` are given as by `Program.bind`: sampling arguments, budgets and, for a signature, `check`, `retries` and
+    `on_invalid`.
     `num_api_spec_tokens` is for the backend `OpenAI`, where every call computes its prompt again: one call may
     generate so many tokens, which serve later gens too. Backends that keep a state need no such calls and ignore it.
     """
@@ -54,9 +57,24 @@ def function(func: Any = None, *, num_api_spec_tokens: int | None = None) -> Any
 
     def made(func: Any) -> Program[Any, Any]:
         _warn_of_unused(func)
-        return Program(func, scope, num_api_spec_tokens)
+        program: Program[Any, Any] = Program(func, scope, num_api_spec_tokens)
+        return program.bind(**options) if options else program
 
     return made if func is None else made(func)
+
+
+def signature(
+    text: str, instruction: str | None = None, *, name: str | None = None, **options: Any
+) -> Program[..., Any]:
+    """Make the signature that a text describes: `signature("review: str -> summary: str, stars: int", "Judge it.")`.
+
+    Names have the type str unless one stands behind them, which may be any that the caller's names spell. Called, it
+    returns the output or, if there are several, a dataclass of them, which can be unpacked. `instruction` begins the
+    prompt; `name` is the variable's, by default that of the outputs. `options` are those of `function`. Raises
+    RequestError for a text that is none.
+    """
+    made: Program[..., Any] = Program(function_of(text, instruction, name, sys._getframe(1)))
+    return made.bind(**options) if options else made
 
 
 def _warn_of_unused(func: Any) -> None:

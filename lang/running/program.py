@@ -16,6 +16,7 @@ from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import SamplingParams
 from ..backends.backend import Backend, channel_of
+from ..expressions.attempts import check_of
 from ..expressions.format_marks import refuse_marks
 from ..operations.execution import Execution
 from ..operations.source_location import program_location
@@ -97,6 +98,7 @@ class Program(Generic[P, R]):
         self._prepared = PreparedProgram()
         self._scope = scope
         self._prompt: signatures.SignaturePrompt | None = None
+        self._checks: dict[str, Any] = {}  # of a signature's answer
         self._is_signature = signatures.is_signature(function)
         if scope is not None:
             with contextlib.suppress(RequestError):
@@ -115,9 +117,18 @@ class Program(Generic[P, R]):
     @functools.cached_property
     def _body(self) -> Callable[..., Any]:
         """The function that runs: a signature's asks for the answer."""
+        return self._body_with(self._checks)
+
+    @functools.cached_property
+    def _body_inside(self) -> Callable[..., Any]:
+        """The function that continues another program's state: a signature's has the sampling arguments of `bind`."""
+        return self._body_with({**self._bound_run.sampling, **self._checks})
+
+    def _body_with(self, options: Mapping[str, Any]) -> Callable[..., Any]:
         if not self.is_signature:
             return self.function
-        return signatures.body_of(signatures.SignatureProgram(self.function, self._result, self._prompt), self.function)
+        made = signatures.SignatureProgram(self.function, self._result, self._prompt, options)
+        return signatures.body_of(made, self.function)
 
     @property
     def compiled(self) -> Plan | None:
@@ -145,7 +156,7 @@ class Program(Generic[P, R]):
         """
         if args and isinstance(args[0], ProgramState):
             with FunctionBody(args[0]):
-                returned = self._body(*args, **{**self._bound, **kwargs})
+                returned = self._body_inside(*args, **{**self._bound, **kwargs})
             return self._converted_async(args[0], returned) if self.is_async else self._converted(returned)
         if (caller := running_program()) is not None and not any(kwargs.get(option) for option in RUN_OPTIONS):
             return self._call_inside(caller, args, kwargs)
@@ -198,7 +209,18 @@ class Program(Generic[P, R]):
         return made
 
     def bind(self, **kwargs: Any) -> Program[..., R]:
-        """Return the program with these arguments given: its own, sampling arguments and budgets."""
+        """Return the program with these arguments given: its own, sampling arguments and budgets.
+
+        A signature also takes `check`, `retries` and `on_invalid`, which hold for its answer as they do for a `gen`.
+        """
+        checks = {
+            name: kwargs.pop(name) for name in signatures.CHECKS if name in kwargs and name not in self.parameters
+        }
+        if checks and not self._is_signature:
+            raise RequestError(
+                f"{self.function.__name__} is no signature: give {next(iter(checks))} to a gen in it",
+                param=next(iter(checks)),
+            )
         given, own = (RunArguments(), kwargs) if self._takes_any else split_arguments(kwargs, self.parameters)
         check_arguments(self._signature, (), own, partial=True)
         made = self._like(self.function)
@@ -206,6 +228,8 @@ class Program(Generic[P, R]):
         free = [one for name, one in made.__signature__.parameters.items() if name not in made._bound]
         made.__signature__ = made.__signature__.replace(parameters=free)
         made._bound_run = given.over(self._bound_run)
+        made._checks |= checks
+        check_of(**dict.fromkeys(signatures.CHECKS) | made._checks, is_typed=True)  # raises for one that is wrong
         made._prepared = PreparedProgram(self.compiled)
         return made
 
@@ -221,7 +245,7 @@ class Program(Generic[P, R]):
                 f"{self.function.__name__} is no signature: a signature's body is empty, and its result annotated",
                 param="instruction",
             )
-        prompt = signatures.SignatureProgram(self.function, self._result, self._prompt).prompt
+        prompt = signatures.SignatureProgram(self.function, self._result, self._prompt, {}).prompt
         made = self._like(self.function)
         made._prompt = signatures.SignaturePrompt(
             prompt.instruction if instruction is None else instruction,
@@ -241,11 +265,12 @@ class Program(Generic[P, R]):
         made: Program[P, R] = Program(function, self._scope)
         made._is_static, made._is_class_method = self._is_static, self._is_class_method
         made._bound, made._bound_run, made._prompt = dict(self._bound), self._bound_run, self._prompt
+        made._checks = dict(self._checks)
         return made
 
     def _converted(self, value: Any) -> Any:
         refuse_marks("return", value, depth=0)
-        if self._result is signatures.NOTHING:
+        if self._result is signatures.NOTHING or self._is_signature:  # whose value is read as one of the type
             return value
         return signatures.as_result(value, self._result, self.function)
 

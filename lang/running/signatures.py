@@ -7,13 +7,16 @@ another instruction and demonstrations.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import dis
+import functools
 import inspect
 import json
 import types
 import typing
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -54,12 +57,98 @@ class Demonstration:
     answer: Any
 
 
+CHECKS = ("check", "retries", "on_invalid")  # arguments of `gen` that a signature's answer takes too
+
+
 @dataclass(frozen=True)
 class SignaturePrompt:
     """The parts of a signature's prompt that `with_prompt` sets."""
 
     instruction: str
     demonstrations: tuple[Demonstration, ...] = ()
+
+
+# Signatures that are written as text
+
+
+_IN_TYPES = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.BinOp, ast.BitOr, ast.Constant, ast.Load)
+
+
+def function_of(text: str, instruction: str | None, name: str | None, frame: types.FrameType) -> Callable[..., Any]:
+    """Return the function without a body that `text` describes, such as "question, n: int = 3 -> answer: str".
+
+    `frame` is the caller's, whose names the types may have. Raises RequestError with what is wrong.
+    """
+    before, arrow, after = text.partition("->")
+    names = {**vars(typing), **frame.f_globals, **frame.f_locals}
+    inputs, outputs = (_parameters(part, text, names) for part in (before, after))
+    if not arrow or not outputs:
+        raise RequestError(f"write arguments -> outputs, as in 'question -> answer: str'; got {text!r}", param="text")
+    name = name or "_".join(outputs)
+    if not name.isidentifier():
+        raise RequestError(f"name must be an identifier, got {name!r}", param="name")
+
+    def template(s: ProgramState, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    line = frame.f_lineno
+    code = template.__code__.replace(co_filename=frame.f_code.co_filename, co_firstlineno=line, co_name=name)
+    made = types.FunctionType(code, frame.f_globals, name)
+    made.__doc__, made.__module__ = instruction, frame.f_globals.get("__name__", "")
+    if len(outputs) == 1:
+        [kind] = (one.annotation for one in outputs.values())
+    else:
+        kind = _outputs_class(name, list(outputs.values()), made.__module__)
+    made.__annotations__ = {"return": kind}
+    state = inspect.Parameter("_state", inspect.Parameter.POSITIONAL_ONLY)
+    signature: Any = inspect.Signature([state, *inputs.values()], return_annotation=kind)
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
+
+
+def _parameters(part: str, text: str, names: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    """Return what one side of a signature declares: names with types, else str, and defaults."""
+    try:
+        [made] = ast.parse(f"def _({part}): ...").body
+        assert isinstance(made, ast.FunctionDef)
+        given = made.args
+        if given.vararg or given.kwarg or given.posonlyargs or given.kwonlyargs:
+            raise SyntaxError("no * and /")
+        defaults = [*[None] * (len(given.args) - len(given.defaults)), *given.defaults]
+        found = {}
+        for one, default in zip(given.args, defaults, strict=True):
+            kind = str if one.annotation is None else _evaluated(one.annotation, names)
+            value = inspect.Parameter.empty if default is None else ast.literal_eval(default)
+            either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            if one.arg in found:
+                raise SyntaxError(f"{one.arg} comes twice")
+            found[one.arg] = inspect.Parameter(one.arg, either, default=value, annotation=kind)
+        return found
+    except (SyntaxError, ValueError, NameError, AttributeError, TypeError) as error:
+        reason = getattr(error, "msg", None) or error
+        raise RequestError(f"{part.strip()!r} in the signature {text!r}: {reason}", param="text") from None
+
+
+def _evaluated(annotation: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the type that an annotation names. Nothing in it is called."""
+    for node in ast.walk(annotation):
+        if not isinstance(node, _IN_TYPES):
+            raise ValueError(f"{ast.unparse(annotation)} is no type; give one that needs a call a name")
+    return eval(compile(ast.Expression(annotation), "<signature>", "eval"), dict(names))
+
+
+def _outputs_class(name: str, outputs: Sequence[inspect.Parameter], module: str) -> type:
+    """Return the dataclass of several outputs, whose values can be unpacked."""
+
+    def unpacked(self: Any) -> Iterator[Any]:
+        return iter([getattr(self, one.name) for one in outputs])
+
+    nothing = inspect.Parameter.empty
+    fields: list[Any] = [(p.name, p.annotation, *([] if p.default is nothing else [p.default])) for p in outputs]
+    title = "".join(word.capitalize() for word in name.split("_"))
+    try:
+        return dataclasses.make_dataclass(title, fields, namespace={"__iter__": unpacked, "__module__": module})
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"the outputs of the signature {name}: {error}", param="text") from None
 
 
 # The types of results
@@ -201,10 +290,17 @@ def _json(value: Any) -> str:
 
 
 class SignatureProgram:
-    """The body of a program that is a signature: asks for the answer on a state, and reads it."""
+    """The body of a program that is a signature: asks for the answer on a state, and reads it.
 
-    def __init__(self, function: Callable[..., Any], kind: Any, prompt: SignaturePrompt | None) -> None:
-        self.kind = kind
+    `options` are arguments of the answer's `gen`: its checks, and sampling arguments.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], kind: Any, prompt: SignaturePrompt | None, options: Mapping[str, Any]
+    ) -> None:
+        self.kind, self._options = kind, dict(options)
+        if kind is str and self._options.get("check") is not None:
+            self._options["check"] = _of_stripped(self._options["check"])
         self.name = function.__name__
         self.prompt = prompt or SignaturePrompt(inspect.cleandoc(function.__doc__ or self.name.replace("_", " ")))
         self._signature = inspect.signature(function)
@@ -240,14 +336,27 @@ class SignatureProgram:
 
     def _answer(self, state: ProgramState, stop: str | None) -> Expr:
         most = MAX_TOKENS if state._defaults.get("max_tokens") is None else None
+        options = {"max_tokens": most, **self._options}
         if self.kind is str:
-            return gen(self.name, max_tokens=most, stop=stop)
+            return gen(self.name, **{"stop": stop, **options})
         if self.kind in _DTYPES:
-            return gen(self.name, max_tokens=most, dtype=self.kind)
-        return gen(self.name, max_tokens=most, schema=self.kind)
+            return gen(self.name, dtype=self.kind, **options)
+        return gen(self.name, schema=self.kind, **options)
 
     def _value(self, value: Any) -> Any:
-        return value.strip() if self.kind is str else value
+        if self.kind is not str:
+            return value
+        return [one.strip() for one in value] if isinstance(value, list) else value.strip()
+
+
+def _of_stripped(check: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the check of a text as the check of one with white space around it."""
+
+    @functools.wraps(check)
+    def checked(text: str) -> Any:
+        return check(text.strip())
+
+    return checked
 
 
 def body_of(signature: SignatureProgram, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -109,6 +109,9 @@ def test_programs_that_call_programs() -> None:
 def test_signatures(backend: ramiform.Runtime) -> None:
     names = BLOCKS["Signatures"].run(CITY)
     assert type(names["city"]) is names["City"]
+    names = BLOCKS["Signatures as text"].run()
+    assert names["mood"] in ("good", "bad")
+    assert type(names["stars"]) is int
 
 
 def test_composable_constraints() -> None:
