@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .lang.running.program import Program
     from .lang.running.signatures import Demonstration
     from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
-    from .lang.states.agent import AgentCall, AgentResult
+    from .lang.states.agent_options import Agent, AgentCall, AgentResult
     from .lang.states.events import ProgramEvent
     from .lang.states.state import ForkGroup, ProgramState
     from .lang.storage.cache import Cache, cache
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .runtime.protocol.version import __version__
 
 __all__ = [
+    "Agent",
     "AgentCall",
     "AgentResult",
     "Anthropic",
@@ -162,8 +163,9 @@ __all__ = [
 
 _MODULES = {
     "Anthropic": ".lang.backends.anthropic",
-    "AgentCall": ".lang.states.agent",
-    "AgentResult": ".lang.states.agent",
+    "Agent": ".lang.states.agent_options",
+    "AgentCall": ".lang.states.agent_options",
+    "AgentResult": ".lang.states.agent_options",
     "Backend": ".lang.backends.backend",
     "BatchError": ".lang.running.failures",
     "BusyError": ".runtime.protocol.errors",

@@ -9,27 +9,22 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..backends.endpoints.native_tools import NO_CALL
 from ..expressions.callbacks import MAX_FUNCTIONS
-from ..expressions.expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr
+from ..expressions.expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, parts_of
 from ..expressions.lowering import Defaults
 from ..expressions.primitives import gen, role
 from ..operations.operation_log import OperationLog
 from ..operations.state_handle import StateHandle
 from ..tools.call_format import (
-    CALL_FORMATS,
-    CallFormat,
     InvalidCall,
-    ReadTurn,
     Recognised,
-    call_format,
     described,
-    read_calls,
     structural_tag,
 )
 from ..tools.call_patterns import PROMPT, CallRecord
@@ -42,10 +37,11 @@ from ..tools.tool_set import (
     ToolSet,
     begin_call,
     refuse,
-    tool_set,
     was_cut_off,
 )
-from ..types.result_types import ReasoningFormat, reasoning_format
+from ..types.descriptions import result_text
+from ..types.result_types import of_schema
+from .agent_options import Agent, AgentCall, AgentOptions, AgentResult, StoppedBy
 from .early_calls import EarlyCall, EarlyCalls
 
 if TYPE_CHECKING:
@@ -53,7 +49,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
 ANSWER = "Answer the question in a sentence, from the result of the tool."  # asked of a model that repeats a call
-StoppedBy = Literal["answer", "until", "max_steps", "max_tokens", "invalid_call"]
+TYPED = "Now give the answer as data."  # asked for an answer of a type
+MAX_RETRIES = 2  # of an answer of a type, unless the agent says otherwise
 
 
 class AgentState(Protocol):
@@ -66,137 +63,6 @@ class AgentState(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def _append(self, parts: Sequence[Expr]) -> None: ...
-
-
-@dataclass(frozen=True)
-class AgentCall:
-    """A tool call of an agent. `error` is None if it succeeded; `text` is what the model was told."""
-
-    step: int  # the turn, from 1
-    name: str | None  # None: the text was no valid call
-    arguments: dict[str, Any] | None
-    result: Any
-    text: str
-    error: str | None
-    seconds: float
-    saved: float = 0.0  # seconds of these in which the model still wrote the turn
-    recognised: Recognised = "marker"  # how the call was found in the model's text
-
-
-@dataclass(frozen=True)
-class AgentResult:
-    """The end of an agent: the model's last words, its thoughts in each turn, and every call that it made.
-
-    `hint` says what to try where the model called no tool at all.
-    """
-
-    answer: str
-    steps: int
-    calls: tuple[AgentCall, ...]
-    stopped_by: StoppedBy
-    reasoning: tuple[str, ...] = ()
-    hint: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Return whether the model answered, or `until` was true; False where a limit ended the agent."""
-        return self.stopped_by in ("answer", "until")
-
-
-@dataclass(frozen=True)
-class AgentOptions:
-    """The options of `s.agent`, in its order. Raises RequestError for an invalid one."""
-
-    given_tools: Sequence[AnyTool]
-    prompt: Expr | str | None
-    max_steps: int
-    until: Callable[[Any], Any] | None
-    on_error: OnError
-    given_format: str | CallFormat
-    result_role: str
-    constrained: bool
-    tool_choice: str
-    call_retries: int
-    max_repeats: int | None
-    given_reasoning: str | None
-    sampling: dict[str, Any]  # by the names of `run`
-
-    def __post_init__(self) -> None:
-        for one in self.tools.tools.values():
-            if one.function is None:
-                raise RequestError(
-                    f"the tool {one.name} has no function, so an agent cannot go on after its call: declare it with "
-                    "ramiform.tool(definition, handler)",
-                    param="tools",
-                )
-        role, errors = self.result_role, self.on_error
-        if type(self.max_steps) is not int or self.max_steps < 1:
-            raise RequestError(f"max_steps must be a positive integer, got {self.max_steps!r}", param="max_steps")
-        if self.until is not None and not callable(self.until):
-            raise RequestError(f"until must be a function of the state, got {self.until!r}", param="until")
-        if not (isinstance(role, str) and role):
-            raise RequestError(f"result_role must be a role such as 'tool', got {role!r}", param="result_role")
-        if not isinstance(self.constrained, bool):
-            raise RequestError(f"constrained must be True or False, got {self.constrained!r}", param="constrained")
-        if errors not in ("text", "raise"):
-            raise RequestError(f"tool_errors must be 'text' or 'raise', got {errors!r}", param="tool_errors")
-        if self.tool_choice not in ("auto", "required", *self.tools.tools):
-            raise RequestError(
-                f"tool_choice must be 'auto', 'required' or a tool's name ({', '.join(self.tools.tools)}), got "
-                f"{self.tool_choice!r}",
-                param="tool_choice",
-            )
-        if self.tool_choice != "auto" and not self.constrained:
-            raise RequestError(
-                f"tool_choice={self.tool_choice!r} constrains the first turn: leave constrained=False out",
-                param="tool_choice",
-            )
-        if type(self.call_retries) is not int or self.call_retries < 0:
-            raise RequestError(
-                f"call_retries must be an integer of 0 or more, got {self.call_retries!r}", param="call_retries"
-            )
-        if self.max_repeats is not None and (type(self.max_repeats) is not int or self.max_repeats < 1):
-            raise RequestError(
-                f"max_repeats must be a positive integer or None, got {self.max_repeats!r}", param="max_repeats"
-            )
-        for name in self.sampling:
-            if name not in RUN_ARGUMENTS or name == "n":
-                raise RequestError(f"an agent takes gen's sampling arguments but n, and no {name}", param=name)
-        assert self.form  # raises for a format that is none
-        assert self.reasoning is None or self.reasoning.end  # the same
-
-    @functools.cached_property
-    def tools(self) -> ToolSet:
-        return tool_set(self.given_tools)
-
-    @functools.cached_property
-    def form(self) -> CallFormat:
-        return call_format(self.given_format)
-
-    @functools.cached_property
-    def reasoning(self) -> ReasoningFormat | None:
-        return None if self.given_reasoning is None else reasoning_format(self.given_reasoning, "reasoning")
-
-    def read(self, text: str, *, is_forced: bool) -> tuple[str, ReadTurn]:
-        """Return the thoughts at the beginning of a turn's text, and the rest as text and calls."""
-        form, thought = self.reasoning, ""
-        # A mark further on is text, such as an argument.
-        if form is not None and not is_forced and (form.begins_inside or text.lstrip().startswith(form.start)):
-            thought, text = form.split(text)
-        turn = read_calls(text, self.tools, self.form)
-        return thought, turn._replace(recognised="constrained") if is_forced else turn
-
-    def hint(self) -> str:
-        """Return what to try where the model called no tool."""
-        tried = [] if self.form == CALL_FORMATS["json"] else ['call_format="json", if it writes calls as plain JSON']
-        if self.tool_choice == "auto":
-            tried.append('tool_choice="required", which makes the first turn a call')
-        return f"the model called no tool; where it should have, try {', or '.join(tried)}"
-
-    @property
-    def has_early_tools(self) -> bool:
-        """Return whether calls may begin before their turn ends."""
-        return any(one.pure for one in self.tools.tools.values())
 
 
 def run_agent(state: AgentState, options: AgentOptions) -> AgentResult:
@@ -234,32 +100,61 @@ class _Waiting(Protocol):
     async def is_true(self, condition: Callable[[Any], Any]) -> bool: ...
 
 
+@dataclass
+class _Progress:
+    """What the turns so far have brought."""
+
+    made: list[AgentCall] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)  # of each turn
+    answer: str = ""
+
+
 async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> AgentResult:
     _begin(state, options)
-    early = EarlyCalls(options.tools, options.form, waiting.loop)
-    try:
-        return await _take_turns(state, options, waiting, early)
-    finally:
-        await waiting.settle(early.end_turn())
-        early.close()
+    progress = _Progress()
+    while True:
+        early = EarlyCalls(options.tools, options.form, waiting.loop)
+        try:
+            ended = await _take_turns(state, options, waiting, early, progress)
+        finally:
+            await waiting.settle(early.end_turn())
+            early.close()
+        if not isinstance(ended, Agent):
+            break
+        options = options.taken_over(ended)
+    agent = options.given_tools.name if isinstance(options.given_tools, Agent) else None
+    hint = None if progress.made or not options.tools.tools else options.hint()
+    thoughts = tuple(progress.reasoning)
+    result = AgentResult(progress.answer, len(thoughts), tuple(progress.made), ended, thoughts, hint=hint, agent=agent)
+    if options.schema is None or not result.finished:
+        return result
+    return replace(result, value=await _typed_answer(state, options, waiting))
 
 
-async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waiting, early: EarlyCalls) -> AgentResult:
+async def _typed_answer(state: AgentState, options: AgentOptions, waiting: _Waiting) -> Any:
+    """Ask for the answer as a value of the type, again with what was wrong if it is not valid."""
+    kind = options.schema
+    state._append(role("user", f"{TYPED} {result_text(kind)}".rstrip()).parts)
+    retries = MAX_RETRIES if options.retries is None else options.retries
+    told = ("tell" if retries else "raise") if options.on_invalid is None else options.on_invalid
+    answer = gen(**_sampling(state, options), schema=kind, check=options.check, retries=retries, on_invalid=told)
+    state._append([RoleBeginExpr("assistant"), *parts_of(answer), RoleEndExpr("assistant")])
+    done = await waiting.answer(len(state._log.operations) - 2)
+    return of_schema(kind).parse(done.text)
+
+
+async def _take_turns(
+    state: AgentState, options: AgentOptions, waiting: _Waiting, early: EarlyCalls, progress: _Progress
+) -> StoppedBy | Agent:
+    """Take turns until the agent ends, or another one takes over."""
     choices = {options.tool_choice, "auto", "none"}
     turns = {choice: _turn(state, options, choice) for choice in choices}
     speculates = _speculates(state, options)
-    made: list[AgentCall] = []
-    reasoning: list[str] = []
+    made = progress.made
     before = [PROMPT]
-    answer = ""
     num_invalid = 0  # turns with an invalid call, one after the other
     num_repeats = 0  # turns that made the calls of the turn before, and got the same results
-
-    def result(stopped_by: StoppedBy) -> AgentResult:
-        hint = None if made else options.hint()
-        return AgentResult(answer, len(reasoning), tuple(made), stopped_by, tuple(reasoning), hint)
-
-    for step in range(1, options.max_steps + 1):
+    for step in range(len(progress.reasoning) + 1, options.max_steps + 1):
         for name, arguments in options.tools.patterns.predict(before) if speculates else ():
             if options.tools.tools[name].speculate:
                 early.begin_predicted(name, arguments)
@@ -274,37 +169,55 @@ async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waitin
         if turn.streamed:
             early.watch(state._log, op)
         done = await waiting.answer(op)
-        thought, (answer, found, recognised) = options.read(done.text, is_forced=is_forced)
-        reasoning.append(thought)
+        thought, (progress.answer, found, recognised) = options.read(done.text, is_forced=is_forced)
+        progress.reasoning.append(thought)
         prepared = [call for call in found if isinstance(call, PreparedCall)]
         if speculates:
             options.tools.patterns.learn(before, [(call.tool.name, json.loads(call.key)) for call in prepared])
         if not found:
-            return result("max_tokens" if was_cut_off(done) else "answer")
+            return "max_tokens" if was_cut_off(done) else "answer"
         calls = _append_results(state, options, found, recognised, done, early)
-        cancelled = early.end_turn()
-        try:
-            await waiting.make(calls)
-            await waiting.settle(cancelled)
-        finally:
-            for call in calls:
-                call.give_up()
+        await _make_calls(calls, waiting, early)
         earlier = before
         before = [call.to_record(one) for call, one in zip(calls, found, strict=True) if isinstance(one, PreparedCall)]
         num_repeats = num_repeats + 1 if before and before == earlier else 0
-        made += [call.to_result(step) for call in calls]
-        for call in calls:
-            if call.raises:
-                try:
-                    await waiting.answer(call.op)
-                except RamiformError as error:  # with the program's line
-                    raise error from call.outcome.cause
-        if options.until is not None and await waiting.is_true(options.until):
-            return result("until")
+        results = [call.to_result(step) for call in calls]
+        made += results
+        await _raise_errors(calls, waiting)
+        if await _is_over(options.until, results, waiting):
+            return "until"
+        if taken := [options.handovers[call.name] for call in results if call.name in options.handovers]:
+            return taken[-1]
         num_invalid = num_invalid + 1 if len(prepared) < len(found) else 0
         if num_invalid > options.call_retries:
-            return result("invalid_call")
-    return result("max_steps")
+            return "invalid_call"
+    return "max_steps"
+
+
+async def _make_calls(calls: Sequence[_MadeCall], waiting: _Waiting, early: EarlyCalls) -> None:
+    cancelled = early.end_turn()
+    try:
+        await waiting.make(calls)
+        await waiting.settle(cancelled)
+    finally:
+        for call in calls:
+            call.give_up()
+
+
+async def _raise_errors(calls: Sequence[_MadeCall], waiting: _Waiting) -> None:
+    for call in calls:
+        if call.raises:
+            try:
+                await waiting.answer(call.op)
+            except RamiformError as error:  # with the program's line
+                raise error from call.outcome.cause
+
+
+async def _is_over(until: Callable[[Any], Any] | str | None, results: Sequence[AgentCall], waiting: _Waiting) -> bool:
+    """Return whether `until` holds: a condition, or that the tool of this name has been called without an error."""
+    if isinstance(until, str):
+        return any(call.name == until and call.error is None for call in results)
+    return until is not None and await waiting.is_true(until)
 
 
 @dataclass(frozen=True)
@@ -467,14 +380,21 @@ def _make(call: _MadeCall) -> None:
 def _begin(state: AgentState, options: AgentOptions) -> None:
     """Offer the tools that the chat does not offer yet, and append the prompt."""
     first = _first_message(state)
+    instructions = options.given_tools.instructions if isinstance(options.given_tools, Agent) else ""
     if first is None:
         if options.prompt is None:
             raise RequestError("the chat has no message yet: give the agent a prompt", param="prompt")
-        state._append(role("user", options.prompt, tools=options.tools.tools.values()).parts)
+        tools: Sequence[AnyTool] | None = [*options.tools.tools.values()] or None
+        if instructions:
+            state._append(role("system", instructions, tools=tools).parts)
+            tools = None
+        state._append(role("user", options.prompt, tools=tools).parts)
         return
     known = set() if first.tools is None else {one["function"]["name"] for one in json.loads(first.tools.schemas)}
-    if further := [one for name, one in options.tools.tools.items() if name not in known]:
-        state._append(role("system", described(ToolSet(further), options.form)).parts)
+    further = [one for name, one in options.tools.tools.items() if name not in known]
+    told = [instructions, described(ToolSet(further), options.form) if further else ""]
+    if any(told):
+        state._append(role("system", "\n\n".join(filter(None, told))).parts)
     if options.prompt is not None:
         state._append(role("user", options.prompt).parts)
 
@@ -494,17 +414,24 @@ def _turn_name(state: AgentState) -> str:
 
 def _turn(state: AgentState, options: AgentOptions, choice: str) -> GenExpr:
     """Return the gen of a turn: text in which every call that is begun is valid, or by `choice` calls alone or none."""
-    sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
-    if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
-        sampling["max_tokens"] = MAX_TOKENS
+    sampling = _sampling(state, options)
     if choice == "none":
         sampling["regex"] = NO_CALL
     turn = gen(**sampling)
     assert isinstance(turn, GenExpr)
     if choice == "none":
         return turn
-    tag = structural_tag(options.tools, options.form, choice) if options.constrained else None
+    is_tagged = options.constrained and options.tools.tools
+    tag = structural_tag(options.tools, options.form, choice) if is_tagged else None
     return replace(turn, structural_tag=tag, streamed=options.has_early_tools)
+
+
+def _sampling(state: AgentState, options: AgentOptions) -> dict[str, Any]:
+    """Return the sampling arguments of the agent's gens."""
+    sampling = {RUN_ARGUMENTS[name]: value for name, value in options.sampling.items()} | {"n": 1}
+    if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
+        sampling["max_tokens"] = MAX_TOKENS
+    return sampling
 
 
 def _speculates(state: AgentState, options: AgentOptions) -> bool:

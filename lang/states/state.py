@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError, did_you_mean
-from ..expressions.attempts import with_derived_seed
+from ..expressions.attempts import OnInvalid, with_derived_seed
 from ..expressions.callbacks import ask_when_answered, check_attempts
 from ..expressions.expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
 from ..expressions.format_marks import refuse_marks
@@ -37,7 +37,7 @@ from .variables import (
 
 if TYPE_CHECKING:
     from ..tools.call_format import CallFormat
-    from .agent import AgentResult
+    from .agent_options import Agent, AgentResult
 
 
 class ForkGroup:
@@ -221,11 +221,11 @@ class ProgramState(ReadableState):
 
     def agent(
         self,
-        tools: Sequence[AnyTool],
+        tools: Sequence[AnyTool] | Agent,
         prompt: Expr | str | None = None,
         *,
         max_steps: int = 10,
-        until: Callable[[ProgramState], Any] | None = None,
+        until: Callable[[ProgramState], Any] | str | None = None,
         tool_errors: OnError = "text",
         call_format: str | CallFormat = "hermes",
         result_role: str = "tool",
@@ -234,6 +234,10 @@ class ProgramState(ReadableState):
         call_retries: int = 2,
         max_repeats: int | None = 2,
         reasoning: str | None = "qwen3",
+        schema: Any = None,
+        check: Callable[[Any], Any] | None = None,
+        retries: int | None = None,
+        on_invalid: OnInvalid | None = None,
         **sampling: Any,
     ) -> AgentResult:
         """Let the model answer in turns of text and tool calls, until it answers without a call; wait for the end.
@@ -244,10 +248,15 @@ class ProgramState(ReadableState):
         model to valid calls. An invalid call is answered with the reason; after `call_retries` further turns in a row
         that have one too, the agent ends. `tool_choice` "required", or a tool's name, makes turns calls until one is
         made. Once the calls of a turn came again `max_repeats` times, with the same results, a user's message asks
-        for an answer in words. `reasoning` names the marks of thoughts, as `separate_reasoning` does. Raises
-        RequestError for invalid options.
+        for an answer in words. `reasoning` names the marks of thoughts, as `separate_reasoning` does.
+
+        `tools` may be an `Agent`, which has instructions and may hand over to others. `until` may be a tool's name: the
+        agent ends once it was called. With `schema` a finished agent is asked for its answer as a value of this type,
+        the result's `value`; it is checked by `check`, and asked for again `retries` times (default 2) with what was
+        wrong. Raises RequestError for invalid options, and for an answer that stays invalid.
         """
-        from .agent import AgentOptions, run_agent
+        from .agent import run_agent
+        from .agent_options import AgentOptions
 
         options = AgentOptions(
             tools,
@@ -262,17 +271,21 @@ class ProgramState(ReadableState):
             call_retries,
             max_repeats,
             reasoning,
+            schema,
+            check,
+            retries,
+            on_invalid,
             sampling,
         )
         return run_agent(self, options)
 
     async def agent_async(
         self,
-        tools: Sequence[AnyTool],
+        tools: Sequence[AnyTool] | Agent,
         prompt: Expr | str | None = None,
         *,
         max_steps: int = 10,
-        until: Callable[[ProgramState], Any] | None = None,
+        until: Callable[[ProgramState], Any] | str | None = None,
         tool_errors: OnError = "text",
         call_format: str | CallFormat = "hermes",
         result_role: str = "tool",
@@ -281,10 +294,15 @@ class ProgramState(ReadableState):
         call_retries: int = 2,
         max_repeats: int | None = 2,
         reasoning: str | None = "qwen3",
+        schema: Any = None,
+        check: Callable[[Any], Any] | None = None,
+        retries: int | None = None,
+        on_invalid: OnInvalid | None = None,
         **sampling: Any,
     ) -> AgentResult:
         """Do as `agent` does, in an event loop. `until` may be async."""
-        from .agent import AgentOptions, run_agent_async
+        from .agent import run_agent_async
+        from .agent_options import AgentOptions
 
         options = AgentOptions(
             tools,
@@ -299,6 +317,10 @@ class ProgramState(ReadableState):
             call_retries,
             max_repeats,
             reasoning,
+            schema,
+            check,
+            retries,
+            on_invalid,
             sampling,
         )
         return await run_agent_async(self, options)

@@ -89,9 +89,9 @@ class ToolSet:
     Raises RequestError for what is no tool, and for two tools of one name.
     """
 
-    def __init__(self, tools: Iterable[AnyTool]) -> None:
+    def __init__(self, tools: Iterable[AnyTool], *, may_be_empty: bool = False) -> None:
         given = [] if callable(tools) or isinstance(tools, str | dict) or not isinstance(tools, Iterable) else [*tools]
-        if not given:
+        if not given and not (may_be_empty and isinstance(tools, list | tuple)):
             raise RequestError(f"tools must be a sequence of functions or definitions, got {tools!r}", param="tools")
         self.tools = {one.name: one for one in map(declared, given)}
         if len(self.tools) < len(given):

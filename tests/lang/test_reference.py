@@ -72,10 +72,12 @@ def review(s, product):
 """
 CITY = """
 from dataclasses import dataclass
+from typing import Annotated
+from pydantic import Field
 
 @dataclass
 class City:
-    name: str
+    name: Annotated[str, Field(max_length=30)]  # so that every draw ends
 """
 CAPITAL = """
 @ramiform.function
@@ -155,6 +157,11 @@ def test_agents(backend: ramiform.Runtime) -> None:
     result = BLOCKS["Agents"].run(TOOLS)["result"]
     assert isinstance(result, ramiform.AgentResult)
     assert result.finished
+
+
+def test_handing_over(backend: ramiform.Runtime) -> None:
+    result = BLOCKS["Handing over"].run(TOOLS)["result"]
+    assert result.agent in ("desk", "billing")
 
 
 def test_early_tools() -> None:
