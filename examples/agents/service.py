@@ -1,11 +1,10 @@
 """A web service whose requests are programs: all users share one runtime, and their common prompt is computed once.
 
     ramiform run examples/agents/service.py [PORT]
-    curl -d '{"text": "Ada Brown is 36 years old and lives in London."}' -H 'content-type: application/json' \
-        http://127.0.0.1:8000/people
+    curl http://127.0.0.1:8000/people --json '{"text": "Ada Brown is 36 years old and lives in London."}'
 
-`GET /people/events?text=...` tells the same while it is written, as server-sent events. Async programs need no thread
-each. A user who hangs up ends the program, and what it generates, at once.
+`POST /stories` tells of a story while it is written. Async programs need no thread each. A user who hangs up ends the
+program, and what it generates, at once.
 """
 
 import asyncio
@@ -68,20 +67,14 @@ async def people(body: Text, request: Request) -> Person:
     return state.ret_value  # type: ignore[no-any-return]
 
 
-@app.get("/people/events")
-async def people_events(text: str) -> StreamingResponse:
-    """Stream what the program does: pieces of the answer, then the person."""
-    state = await read_person.arun(text[:1000], temperature=0, timeout=30, stream=True)
-    return StreamingResponse(state.server_sent_events(), media_type="text/event-stream")
-
-
 @app.post("/stories")
 async def stories(body: Text) -> StreamingResponse:
-    """Return a story that begins with the text, as it is written."""
-    return StreamingResponse((await tell_story.arun(body.text, stream=True)).text_async_iter())
+    """Stream what the program does, its text as it is written: server-sent events."""
+    story = await tell_story.arun(body.text, stream=True)
+    return StreamingResponse(story.server_sent_events(), media_type="text/event-stream")
 
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
-    print(f"POST /people and /stories, GET /people/events at http://127.0.0.1:{port}, until Ctrl-C", flush=True)
+    print(f"POST /people and /stories at http://127.0.0.1:{port}, until Ctrl-C", flush=True)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

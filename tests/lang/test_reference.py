@@ -7,7 +7,9 @@ import contextlib
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +164,20 @@ def test_agents(backend: ramiform.Runtime) -> None:
 def test_handing_over(backend: ramiform.Runtime) -> None:
     result = BLOCKS["Handing over"].run(TOOLS)["result"]
     assert result.agent in ("desk", "billing")
+
+
+def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass
+    class Item:
+        name: str
+
+    @ramiform.function
+    def shopping(s: ProgramState, dish: str) -> None:
+        s += dish + ramiform.gen("items", schema=list[Item])
+
+    backend = Scripted(['[{"name": "flour"}, {"name": "eggs"}]'])
+    BLOCKS["Streaming"].run(shopping=SimpleNamespace(run=partial(shopping.run, backend=backend)))
+    assert capsys.readouterr().out == "flour\neggs\n"
 
 
 def test_early_tools() -> None:
