@@ -15,35 +15,36 @@ from .calls import ModelCalls, call_later
 from .executor import TranscriptExecutor
 from .inbox import InboxItem, InterpretingChannel
 from .model import Method, Model
-from .transcript import Transcript
+from .transcript import Transcript, TranscriptPart
 
 Check = Callable[[Transcript, Operation], None]
 _UNKNOWN = "..."  # stands for a text that is not there yet
 
 
 def likely_transcript(operations: Iterable[Operation]) -> Transcript:
-    """Return a transcript of the form that operations make, to check what is appended to it.
-
-    Raises RequestError for messages inside messages.
-    """
-    transcript, has_turns = Transcript(), False
+    """Return a transcript of the form that operations make, to check what is appended to it."""
+    parts: list[TranscriptPart] = []
+    open_role: str | None = None
+    has_turns = False
     for operation in operations:
         match operation:
             case RoleBegin(role=role, tools=tools):
                 # An agent's results answer calls, which are not known here.
-                role = "user" if has_turns and role == "tool" else role
-                transcript = transcript.begin(role, "", None if tools is None else tools.schemas)
+                open_role = "user" if has_turns and role == "tool" else role
+                offered = None if tools is None else tools.schemas
+                parts.append(TranscriptPart("begin", "", role=open_role, tools=offered))
             case RoleEnd():
-                transcript = transcript.end("")
+                open_role = None
+                parts.append(TranscriptPart("end", ""))
             case Text(text=text):
-                transcript = transcript.add_text(text)
+                parts.append(TranscriptPart("text", text))
             case Gen(sampling=sampling):
                 constraint = sampling.constraint
                 has_turns |= constraint is not None and constraint.kind == "structural_tag"
-                transcript = transcript.add_text(_UNKNOWN)
+                parts.append(TranscriptPart("generated", _UNKNOWN))
             case Select(append=True):
-                transcript = transcript.add_text(_UNKNOWN)
-    return transcript
+                parts.append(TranscriptPart("generated", _UNKNOWN))
+    return Transcript(tuple(parts), open_role)
 
 
 class LocalBackend(Model):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import SamplingParams
+
+_CALL_BEGIN = re.compile(r'\{"name": "')
+_MARK_END = re.compile(r"<\w+>\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,8 @@ class Transcript:
             )
         messages = self.messages()
         for index, message in enumerate(messages):
+            if not message.calls and message.role == "assistant":
+                message = messages[index] = _with_written_calls(messages, index)
             end = index + 1 + len(message.calls)
             results = messages[index + 1 : end]
             if message.calls and (len(results) < len(message.calls) or any(one.role != "tool" for one in results)):
@@ -164,6 +171,32 @@ class Transcript:
                     replace(result, call=call.id) for call, result in zip(message.calls, results, strict=True)
                 ]
         return messages
+
+
+def _with_written_calls(messages: list[ChatMessage], place: int) -> ChatMessage:
+    """Return a message with the calls that its text has, if they are as many as the results of tools behind it.
+
+    Text that was kept, as by a checkpoint, has lost the calls that the endpoint answered.
+    """
+    message, after = messages[place], messages[place + 1 :]
+    results = next((index for index, one in enumerate(after) if one.role != "tool"), len(after))
+    calls: list[NativeCall] = []
+    begin, end = -1, 0
+    for match in _CALL_BEGIN.finditer(message.content) if results else ():
+        if match.start() < end:
+            continue  # a part of an argument
+        try:
+            call, end = json.JSONDecoder().raw_decode(message.content, match.start())
+            [arguments] = [value for key, value in call.items() if key != "name"]
+        except (ValueError, RecursionError):
+            continue
+        begin = match.start() if not calls else begin
+        text = json.dumps(arguments, ensure_ascii=False)
+        calls.append(NativeCall(f"call_{place}_{len(calls)}", str(call["name"]), text))
+    if not calls or len(calls) != results:
+        return message
+    said = _MARK_END.sub("", message.content[:begin])
+    return replace(message, said=said.strip(), calls=tuple(calls))
 
 
 def check_joinable(at_fork: str | None, now: str | None, *, has_begun: bool) -> None:

@@ -54,6 +54,7 @@ class StoredChannel:
     def __init__(self, store: AnswerStore, channel: Channel) -> None:
         self._channel = channel
         self._programs = StoredPrograms(store, channel)
+        self.check = getattr(channel, "check", None)  # what the backend cannot answer is not kept either
         self.attach, self.detach, self.send = self._programs.attach, self._programs.detach, self._programs.send
         self._end = weakref.finalize(self, self._programs.inbox.put, None)
         self._end.atexit = False

@@ -60,6 +60,7 @@ class ItemChannel:
         self._item = item
         self._stored = stored
         self.detach, self.send, self.call = stored.detach, stored.send, stored.call
+        self.check = stored.check
         self._new: StoredRun | None = StoredRun(item.item)  # until the program's first state is attached
 
     def attach(self, listener: Listener) -> int:

@@ -114,17 +114,32 @@ def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
     made = {key: value for key, value in schema.items() if key != "default"}
     if isinstance(properties := made.get("properties"), dict):
         made["required"] = list(properties)
+    if "type" not in made and ("const" in made or "enum" in made):
+        made["type"] = _types_of(made.get("enum", [made.get("const")]))
     if "oneOf" in made and "anyOf" not in made:
         made["anyOf"] = made.pop("oneOf")
     return {"$ref": made["$ref"]} if "$ref" in made else made  # nothing may stand beside it
 
 
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+# Keywords that OpenAI enforces in no schema.
+_UNENFORCED = frozenset("allOf not if patternProperties propertyNames dependentRequired prefixItems contains".split())
+
+
+def _types_of(values: list[Any]) -> str | list[str]:
+    types = list(dict.fromkeys(_TYPES.get(type(value), "object") for value in values))
+    return types[0] if len(types) == 1 else types
+
+
 def _is_open(schema: Any) -> bool:
-    """Return whether an object of the schema may have members that it does not list."""
+    """Return whether OpenAI cannot enforce the schema: an object may have members that it does not list, or other
+    keywords are there than it knows."""
     if isinstance(schema, list):
         return any(map(_is_open, schema))
     if not isinstance(schema, Mapping):
         return False
+    if _UNENFORCED & schema.keys():
+        return True
     if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
         return True
     parts = (value.values() if key in _MAPS else [value] for key, value in schema.items() if key not in _DATA)

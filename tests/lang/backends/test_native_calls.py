@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import BaseModel, Field
 import ramiform
 from ramiform import Anthropic, OpenAI, ProgramState, RequestError, Scripted, assistant, gen, select, system, user
 from ramiform.lang.backends.endpoints.structured_output import output_form
+from ramiform.lang.tools.tool_set import ToolSet
 from ramiform.lang.types.result_types import of_dtype, of_schema
 from ramiform.runtime.protocol.sampling import Constraint
 
@@ -24,6 +26,11 @@ def weather(place: str) -> str:
     place: a city
     """
     return f"sun in {place}"
+
+
+def other(place: str) -> str:
+    """Do something else."""
+    return place
 
 
 @ramiform.function
@@ -202,10 +209,6 @@ def test_a_call_that_must_be_made_is_asked_for_in_each_apis_form(server: JsonSer
     def body(s: ProgramState) -> Any:
         return s.agent([weather, other], "Go", tool_choice="weather", max_steps=1)
 
-    def other(place: str) -> str:
-        """Do something else."""
-        return place
-
     server.answers = [
         {
             "chat": chat({"content": None, "tool_calls": CALLS[:1]}),
@@ -238,6 +241,29 @@ def test_results_that_are_no_tools_messages_leave_calls_in_the_text(server: Json
     assert "tool_calls" not in called
     assert called["content"].startswith("<tool_call>")
     assert result == {"role": "user", "content": "sun in Oslo"}
+
+
+@pytest.mark.parametrize("kind", ["chat", "anthropic"])
+def test_calls_that_a_checkpoint_kept_as_text_are_sent_as_calls(
+    server: JsonServer, connect: Any, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    use = {"type": "tool_use", "id": "c", "name": "weather", "input": {"place": "Oslo"}}
+    called = blocks(use) if kind == "anthropic" else chat({"content": None, "tool_calls": CALLS[:1]})
+    server.answers = [called, Answer({"error": {"message": "no"}}, 400)]
+    with pytest.raises(RequestError, match="no"):
+        helper.run(backend=connect(kind), checkpoint=path)
+    server.answers = [blocks({"type": "text", "text": "Sun."}) if kind == "anthropic" else chat({"content": "Sun."})]
+    state = helper.run(backend=connect(kind), checkpoint=path)
+    assert state.ret_value.answer == "Sun."
+    sent = server.requests[-1].body["messages"]
+    if kind == "anthropic":
+        assert [sent[1]["content"][0]["input"], sent[2]["content"][0]["content"]] == [{"place": "Oslo"}, "sun in Oslo"]
+        assert sent[1]["content"][0]["id"] == sent[2]["content"][0]["tool_use_id"]
+    else:
+        [asked] = sent[2]["tool_calls"]
+        assert json.loads(asked["function"]["arguments"]) == {"place": "Oslo"}
+        assert sent[3] == {"role": "tool", "content": "sun in Oslo", "tool_call_id": asked["id"]}
 
 
 # Structured outputs
@@ -317,9 +343,17 @@ def test_what_openai_enforces_lists_all_members_and_no_others() -> None:
     assert form.schema["required"] == ["items", "note", "count"]
     assert form.schema["$defs"]["Item"]["required"] == ["name", "price"]
     assert "default" not in json.dumps(form.schema)
-    open_form = output_form(Constraint("json_schema", of_schema(dict[str, int]).constraint.source), strict=True)  # type: ignore[union-attr]
-    assert open_form is not None
-    assert not open_form.is_strict  # members of any name: OpenAI does not enforce those
+    for kind in (dict[str, int], tuple[int, str]):  # members of any name, places with types: it enforces neither
+        source = of_schema(kind).constraint.source  # type: ignore[union-attr]
+        loose = output_form(Constraint("json_schema", source, additional_properties="closed"), strict=True)
+        assert loose is not None
+        assert not loose.is_strict
+    tools = output_form(ToolSet([weather, other]).constraint, strict=True)
+    assert tools is not None
+    assert tools.is_strict
+    assert {"const": "weather", "type": "string"} in [
+        one["properties"]["name"] for one in tools.schema["properties"]["value"]["anyOf"]
+    ]
 
 
 def test_bounds_of_types_are_left_to_the_type_where_the_api_takes_none() -> None:
