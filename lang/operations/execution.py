@@ -170,9 +170,11 @@ class Execution:
         return number
 
     def log_of(self, number: int) -> OperationLog | None:
-        """Return the log of a state, None if nobody holds the state any more."""
+        """Return the log of a state, also of a called program's; None if nobody holds the state any more."""
         with self._lock:
-            return self._logs.get(number)
+            found, called = self._logs.get(number), [one() for one in self._called]
+        logs = (one.log_of(number) for one in called if one is not None)
+        return found if found is not None else next((log for log in logs if log is not None), None)
 
     def detach(self, number: int) -> None:
         """Forget a state. Never raises and takes no lock, since the garbage collector may call it."""

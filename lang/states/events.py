@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,11 +39,12 @@ class ProgramEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     `branch` is the number of the state: 0 the program's own, others in the order of their forks, with `parent`.
 
-    line: the program goes on at `line`. branch: a branch begins. message: a chat message of `role` begins; message_end:
-    it ends. text: the program's own `text`. variable: `name` begins to be generated. piece: more generated `text`, of
-    the variable `name` if it has one. value: `name` has its `value`, or an `error`. tool_call: the function `name` is
-    called with `arguments`; tool_result: its result as the model reads it, `text`, and `error`. rollback: what the
-    state has appended since `line` is removed. end: the run has ended, with an `error` if it failed.
+    line: the program goes on at `line`. branch: a branch begins, or a program of that `name` that is called.
+    message: a chat message of `role` begins; message_end: it ends. text: the program's own `text`. variable: `name`
+    begins to be generated. piece: more generated `text`, of the variable `name` if it has one. value: `name` has its
+    `value`, or an `error`. tool_call: the function `name` is called with `arguments`; tool_result: its result as the
+    model reads it, `text`, and `error`. rollback: what the state has appended since `line` is removed. end: the run has
+    ended, with an `error` if it failed.
     """
 
     type: EventType
@@ -77,6 +78,7 @@ class _Branch:
     log: OperationLog
     operation: int = 0  # the next, or the one that is told now
     num_chars: int = 0  # of its text
+    num_ties: int = 0  # of its calls of programs
     begun: bool = False
     line: str = ""
     failed: bool = False
@@ -139,8 +141,15 @@ class RunEvents:
         while True:
             with log.changed:
                 op = branch.operation
-                if op >= len(log.operations):
-                    return
+                ties = [] if branch.begun else [tie for tie in log.ties[branch.num_ties :] if tie.before <= op]
+                branch.num_ties += len(ties)
+                is_known = op < len(log.operations)
+            for tie in ties:
+                if tie.called is not None:
+                    yield from self._new_branches(branch, tie.states, tie.called)
+            if not is_known:
+                return
+            with log.changed:
                 operation, line = log.operations[op], log.locations[op]
                 done = log.done[op] if op < len(log.done) else None
                 text = done.text if done is not None else log.partial if op == len(log.done) else ""
@@ -174,16 +183,19 @@ class RunEvents:
             case session.Gen() | session.Select() if (name := branch.log.names.get(branch.operation)) is not None:
                 yield ProgramEvent(type="variable", branch=branch.number, name=name)
             case session.Fork(children=children):
-                for child in children:
-                    if (log := self.handle.execution.log_of(child)) is not None:
-                        made = self._add(len(self._branches), log)
-                        yield ProgramEvent(type="branch", branch=made.number, parent=branch.number)
+                yield from self._new_branches(branch, children, None)
             case session.Rollback(mark=mark):
                 yield ProgramEvent(type="rollback", branch=branch.number, line=branch.log.locations[mark])
             case session.Ask() if branch.operation in branch.log.outcomes:
                 name, arguments = _call_of(branch)
                 if name is not None:
                     yield ProgramEvent(type="tool_call", branch=branch.number, name=name, arguments=arguments)
+
+    def _new_branches(self, parent: _Branch, states: Sequence[int], name: str | None) -> Iterator[ProgramEvent]:
+        for state in states:
+            if (log := self.handle.execution.log_of(state)) is not None:
+                made = self._add(len(self._branches), log)
+                yield ProgramEvent(type="branch", branch=made.number, parent=parent.number, name=name)
 
     def _end(self, log: OperationLog) -> ProgramEvent:
         failure = self.reader.background.failure if self.reader.background is not None else None
@@ -243,7 +255,7 @@ def blocking_events(reader: StateReader, handle: StateHandle) -> Iterator[Progra
             changed.clear()
 
 
-async def async_events(reader: StateReader, handle: StateHandle) -> AsyncIterator[ProgramEvent]:
+async def async_events(reader: StateReader, handle: StateHandle) -> AsyncGenerator[ProgramEvent]:
     """Yield the events of a run in an event loop."""
     import asyncio
 

@@ -6,7 +6,7 @@ import functools
 import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from ...runtime.programs.records.events import ABANDONED
@@ -192,23 +192,28 @@ class ReadableState:
         """
         from .events import blocking_events
 
-        return blocking_events(self._reader, self._handle)
+        yield from blocking_events(self._reader, self._handle)  # holds the state, as `text_iter` does
 
-    def async_events(self) -> AsyncIterator[ProgramEvent]:
+    async def async_events(self) -> AsyncIterator[ProgramEvent]:
         """Yield the events in an event loop, as `events` does."""
         from .events import async_events
 
-        return async_events(self._reader, self._handle)
+        async with aclosing(async_events(self._reader, self._handle)) as events:
+            async for event in events:
+                yield event
 
     async def server_sent_events(self) -> AsyncIterator[bytes]:
         """Yield the events as a stream of server-sent events, for the body of an HTTP answer.
 
         The program is closed where the stream is closed before its end, as when the client has gone.
         """
+        from .events import async_events
+
         event = None
         try:
-            async for event in self.async_events():
-                yield f"event: {event.type}\ndata: {event.json()}\n\n".encode()
+            async with aclosing(async_events(self._reader, self._handle)) as events:
+                async for event in events:
+                    yield f"event: {event.type}\ndata: {event.json()}\n\n".encode()
         finally:
             if event is None or event.type != "end":
                 self.close()

@@ -453,6 +453,7 @@ class ProgramState(ReadableState):
         made = ProgramState(StateHandle.open(execution), defaults={**inherited, **defaults}, stream=self._stream)
         with self._log.changed:
             self._log.ties.append(StateTie(len(self._log.operations), (made._handle.number,), place, title))
+            self._log.touch()
         return made
 
     def _concatenate(self, children: Sequence[ProgramState]) -> None:

@@ -101,6 +101,35 @@ def test_branches_are_told_with_their_parents() -> None:
     ]  # fmt: skip
 
 
+def test_called_programs_are_told_by_their_names() -> None:
+    told = threading.Semaphore(0)  # a state that is collected before it is told of is not
+
+    @ramiform.function
+    def inner(s: ProgramState, number: int) -> str:
+        s += gen("deep")
+        assert told.acquire(timeout=60)
+        return str(s["deep"])
+
+    @ramiform.function
+    def outer(s: ProgramState) -> None:
+        s += inner(1) + gen("x")
+        side = s.fresh()
+        side += gen("beside")
+        assert told.acquire(timeout=60)
+
+    events = []
+    for event in outer.run(backend=Scripted(["a", "b", "c"]), stream=True).events():
+        events.append(event)
+        if event.type == "value" and event.branch:
+            told.release()
+    assert [(one.branch, one.parent, one.name) for one in events if one.type == "branch"] == [
+        (1, 0, "inner"), (2, 0, "fresh"),
+    ]  # fmt: skip
+    assert sorted((one.branch, one.name, one.value) for one in events if one.type == "value") == [
+        (0, "x", "b"), (1, "deep", "a"), (2, "beside", "c"),
+    ]  # fmt: skip
+
+
 def test_turns_of_an_agent_are_variables_and_its_calls_events() -> None:
     @ramiform.function
     def body(s: ProgramState) -> Any:
