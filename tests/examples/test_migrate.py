@@ -181,8 +181,9 @@ def test_a_row_runs(here: dict[str, Any], title: str, cell: str) -> None:
         return
 
     def body(s: ProgramState) -> None:
+        names = here | {"s": s}
         for one in code:
-            exec(one, here | {"s": s})
+            exec(one, names)
 
     ramiform.function(body).run()
 

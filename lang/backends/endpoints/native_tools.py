@@ -65,20 +65,22 @@ def without_tools(constraint: Constraint | None) -> Constraint | None:
 
 
 def _tools_of_tag(form: dict[str, Any], offered: dict[str, dict[str, Any]]) -> NativeTools:
-    tools = dict(offered)
-    named = []
+    """Return the tools of a tag, as the chat describes them; the chat's others only where one is chosen by name."""
+    tools: dict[str, dict[str, Any]] = {}
     text = CallText()
     for tag in form["tags"]:
         match = _BEGIN.fullmatch(tag["begin"])
         assert match is not None, f"no call begins with {tag['begin']!r}"
         name = json.loads(match[2])
         text = CallText(match[1], match[3], tag["end"].removeprefix("}"))
-        named.append(name)
         schema = tag["content"]["json_schema"]
-        tools.setdefault(name, {"type": "function", "function": {"name": name, "parameters": schema}})
-    forced = "required" if len(named) == len(tools) else named[0]
-    choice = "auto" if form["type"] == "triggered_tags" else forced
-    return NativeTools(tuple(tools.values()), choice, text)
+        bare = {"type": "function", "function": {"name": name, "parameters": schema}}
+        tools[name] = offered.get(name, bare)
+    if form["type"] == "triggered_tags":
+        return NativeTools(tuple(tools.values()), "auto", text)
+    if len(tools) == 1 and tools.keys() < offered.keys():
+        return NativeTools(tuple(offered.values()), next(iter(tools)), text)
+    return NativeTools(tuple(tools.values()), "required", text)
 
 
 def function_bodies(tools: NativeTools, *, strict: bool) -> list[dict[str, Any]]:

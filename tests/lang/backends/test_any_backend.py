@@ -66,6 +66,10 @@ class City(BaseModel):
     people: int = 0
 
 
+class Sky(BaseModel):
+    sky: Literal["sunny", "grey"]
+
+
 class Search(BaseModel):
     kind: Literal["search"] = "search"
     query: Literal["x", "y"]
@@ -201,11 +205,12 @@ def test_an_agent_calls_and_answers(on: Any) -> None:
 
     @ramiform.function
     def body(s: ProgramState) -> Any:
-        return s.agent([weather], "Weather in Oslo?", tool_choice="required", max_steps=3, temperature=0)
+        return s.agent([weather], "Weather in Oslo?", tool_choice="required", max_steps=3, schema=Sky, temperature=0)
 
     call = '<tool_call>\n{"name": "weather", "arguments": {"place": "Oslo"}}\n</tool_call>'
-    state = body.run(backend=on(call, "It is sunny."))
+    state = body.run(backend=on(call, "It is sunny.", '{"sky": "sunny"}'))
     result = state.ret_value
+    assert isinstance(result.value, Sky)
     assert result.calls[0].name == "weather"
     assert result.calls[0].error is None
     assert result.calls[0].text == "sunny"

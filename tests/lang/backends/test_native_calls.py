@@ -230,6 +230,22 @@ def test_a_call_that_must_be_made_is_asked_for_in_each_apis_form(server: JsonSer
     )
 
 
+def test_after_a_handover_only_the_tools_of_the_other_agent_are_sent(server: JsonServer, connect: Any) -> None:
+    desk = ramiform.Agent("desk", [weather], "You answer.", handoffs=[ramiform.Agent("shop", [other], "You sell.")])
+
+    @ramiform.function
+    def body(s: ProgramState) -> Any:
+        return s.agent(desk, "I want tea.")
+
+    moved = {"id": "c1", "type": "function", "function": {"name": "hand_over_to_shop", "arguments": "{}"}}
+    server.answers = [chat({"content": None, "tool_calls": [moved]}), chat({"content": "Here."})]
+    result = body.run(backend=connect("chat")).ret_value
+    assert (result.answer, result.agent) == ("Here.", "shop")
+    names = [[one["function"]["name"] for one in request.body["tools"]] for request in server.requests]
+    assert names == [["weather", "hand_over_to_shop"], ["other"]]
+    assert server.requests[1].body["messages"][2]["tool_calls"] == [moved]
+
+
 def test_results_that_are_no_tools_messages_leave_calls_in_the_text(server: JsonServer, connect: Any) -> None:
     @ramiform.function
     def body(s: ProgramState) -> Any:
