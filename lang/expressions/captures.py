@@ -256,7 +256,9 @@ def _constraint_of(part: Expr) -> ConstraintExpr:
                     "seed and choices_method of its own",
                     param="choices_method",
                 )
-            return _named(part.name, either(map(LiteralNode, part.choices)), TEXT)
+            values = part.values
+            result = TEXT if values is None else ResultType("choice", values.__getitem__)
+            return _named(part.name, either(map(LiteralNode, part.choices)), result)
         case GenExpr():
             return _gen_constraint(part)
     raise RequestError(f"{part!r} cannot be part of a constraint: chat messages stand around it", param="parts")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, Constraint
+from ..tools.interface import signature_of
 from ..tools.tool_set import OnError, ToolSet
 from ..types.result_types import (
     TEXT,
@@ -115,6 +119,8 @@ class GenExpr(Expr):
 
     def constraint(self) -> tuple[Constraint | None, ResultType]:
         """Return the constraint of the text, and the type of its value. Raises RequestError for a type without one."""
+        if inspect.isroutine(self.schema) or isinstance(self.schema, functools.partial):
+            return _arguments_of(self.schema)
         if self.dtype is not None or self.schema is not None:
             result = of_schema(self.schema) if self.dtype is None else of_dtype(self.dtype)
             return result.constraint, result
@@ -134,6 +140,16 @@ class GenExpr(Expr):
         return constraint, TEXT if self.on_cut == "keep" else constrained_text(constraint)
 
 
+def _arguments_of(function: Callable[..., Any]) -> tuple[Constraint, ResultType]:
+    """Return the constraint and the type of a function's arguments, a dict of all that are given or have defaults."""
+    try:
+        read = signature_of(function, None)
+    except RequestError as error:
+        raise RequestError(f"schema: {error}", param="schema") from None
+    constraint = Constraint("json_schema", json.dumps(read.parameters), "any", "closed")
+    return constraint, ResultType(f"arguments of {read.name}", read.read, constraint)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectExpr(Expr):
     """One of the choices: at temperature 0 the likeliest by `method`, else drawn among them."""
@@ -144,6 +160,7 @@ class SelectExpr(Expr):
     method: Method
     seed: int | None = None
     lora: str | None = None
+    values: Mapping[str, Any] | None = None  # what the choices stand for; None: for themselves
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Binding:
     meta: dict[str, Any] | None = None
     attempts: CheckedAttempts | None = None
     captured: bool = False  # it is a part of the text, beside others
+    values: Mapping[str, Any] | None = None  # what the choices stand for
 
     @property
     def answered_by(self) -> int:
@@ -177,7 +178,7 @@ def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperation
         into.operations.append(session.Ask(chosen=True))
         into.callbacks.append((index, ChoiceCallback(select.choices, select.method, meta)))
     if select.name is not None:
-        into.bindings.append(Binding(select.name, index, meta=meta))
+        into.bindings.append(Binding(select.name, index, meta=meta, values=select.values))
 
 
 def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[session.Gen, ResultType]:

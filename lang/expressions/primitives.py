@@ -16,7 +16,7 @@ from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from ..tools.declaration import AnyTool
 from ..tools.tool_set import OnError, tool_set
-from ..types.questions import TypedPick, choice_text, instructions_of, values_of_type
+from ..types.questions import TypedPick, choice_text, instructions_of, typed_choices, values_of_type
 from ..types.result_types import reasoning_format
 from .attempts import OnInvalid, check_of
 from .captures import ConstraintExpr, choice_of
@@ -90,7 +90,7 @@ def gen(
     return_text_in_logprobs: bool | None = None,
     lora: str | None = None,
     dtype: type | str | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Any = None,
     choices_method: Method | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | None = None,
@@ -110,8 +110,8 @@ def gen(
 
     At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar`, `schema` and `tools` constrains the text.
     `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...) make the
-    variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the first sample is
-    appended to the state.
+    variable a value of that type; a function as `schema` makes it the dict of its arguments. With `n` > 1 the variable
+    is a list of the samples' values, and the first sample is appended to the state.
 
     `tools` are functions, sync or async, with type hints, or what `tool` declares. A call of one of them is generated
     as JSON and made; `tool_result`, with the returned value filled in, is appended. The returned value is the variable.
@@ -211,7 +211,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
 @_known_arguments
 def select(
     name: str | Sequence[str | Expr] | None = None,
-    choices: Sequence[str | Expr] | None = None,
+    choices: Any = None,
     temperature: float = 0.0,
     choices_method: Method | str = token_length_normalized,
     lora: str | None = None,
@@ -221,13 +221,17 @@ def select(
     `choices_method` is one of the three of the runtime, by object or name, or a callable as `ChoicesSamplingMethod`
     describes it. `lora` is the name of a LoRA adapter, which scores. Raises RequestError for an argument out of range.
 
+    `choices` are strings, or an Enum, a Literal or bool, whose values the variable then has: an Enum's members are
+    written as their strings, or by their names. `s.probabilities(name)` has the probability of each choice.
+
     Choices may be expressions too, such as `gen("b", regex=...)`. Then one of them is generated under one grammar
     instead of scored, and its captures are variables (see `seq`). `select([...])` makes no variable of its own.
     """
     if choices is None and isinstance(name, list | tuple):
         name, choices = None, name
     name = _checked_name(name)
-    given: Any = texts_of(known(choices))
+    values = typed_choices(known(choices))
+    given: Any = texts_of(known(choices)) if values is None else tuple(values)
     refuse_marks("choices", given)
     if isinstance(given, list | tuple) and any(isinstance(choice, Expr) for choice in given):
         if known(temperature) or choices_method is not token_length_normalized:
@@ -239,8 +243,12 @@ def select(
         if lora is not None:
             raise RequestError("choices that are expressions are generated: give lora to run", param="lora")
         return choice_of(name, given)
-    if isinstance(given, str) or not given or not all(isinstance(choice, str) and choice for choice in given):
-        raise RequestError(f"choices must be a sequence of non-empty strings, got {given!r}", param="choices")
+    is_many = isinstance(given, Iterable) and not isinstance(given, str | type)
+    if not is_many or not given or not all(isinstance(choice, str) and choice for choice in given):
+        raise RequestError(
+            f"choices must be a sequence of non-empty strings, an Enum, a Literal or bool, got {given!r}",
+            param="choices",
+        )
     method = method_of(known(choices_method))
     if not 0.0 <= known(temperature) <= 100.0:
         raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
@@ -248,7 +256,7 @@ def select(
         raise RequestError(
             "temperature must be 0 with a choices method of one's own, which decides by itself", param="temperature"
         )
-    return SelectExpr(name=name, choices=tuple(given), temperature=temperature, method=method, lora=lora)
+    return SelectExpr(name=name, choices=tuple(given), temperature=temperature, method=method, lora=lora, values=values)
 
 
 def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:

@@ -15,7 +15,7 @@ from ...runtime.protocol.errors import RamiformError, RequestError
 from ..operations.meta_info import Segment, segment_of
 from ..operations.state_handle import StateHandle
 from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces, dropped
-from .variables import GatheredVariable, Variable
+from .variables import GatheredVariable, SelectedVariable, Variable
 
 if TYPE_CHECKING:
     from ..tracing.trace import Trace
@@ -74,6 +74,17 @@ class ReadableState:
     def get_meta_info(self, name: str) -> Any:
         """Return the meta info: a dict; a list of dicts for n > 1 or a joined variable; None for an assigned one."""
         return self._reader.variable(name).meta()
+
+    def probabilities(self, name: str) -> dict[Any, float]:
+        """Return the probability of each choice of a `select`, by what its variable would be; wait for it.
+
+        They are the softmax of the scores at the select's temperature: those of its draw, at temperature 0 those at 1.
+        Raises RequestError for another variable, and where the backend or the choices method tells no scores.
+        """
+        variable = self._reader.variable(name)
+        if not isinstance(variable, SelectedVariable):
+            raise RequestError(f"{name!r} is not the variable of a select", param="name")
+        return variable.probabilities()
 
     # The whole text
 

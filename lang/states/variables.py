@@ -5,6 +5,7 @@ Reading a variable waits for its own operation only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,10 +132,26 @@ class CapturedVariable(GeneratedVariable):
 
 @dataclass(slots=True)
 class SelectedVariable(OperationVariable):
-    """The choice that the runtime selected."""
+    """The choice that the runtime selected, or the value that it stands for."""
 
-    def get(self) -> str:
-        return self._choice().text
+    values: Mapping[str, Any] | None
+
+    def get(self) -> Any:
+        return self._value(self._choice().text)
+
+    def probabilities(self) -> dict[Any, float]:
+        """Return the probability of each choice by its score: those of the draw, at temperature 0 those at 1."""
+        operation, scores = self.handle.log.operations[self.operation], self._choice().scores
+        assert isinstance(operation, session.Select)
+        if len(scores) != len(operation.choices):
+            raise RequestError("this backend tells no scores of choices", param="name")
+        best, temperature = max(scores), operation.temperature or 1.0
+        weights = [math.exp((score - best) / temperature) for score in scores]
+        total = sum(weights)
+        return {self._value(text): one / total for text, one in zip(operation.choices, weights, strict=True)}
+
+    def _value(self, text: str) -> Any:
+        return text if self.values is None else self.values[text]
 
     def meta(self) -> dict[str, Any]:
         return meta_of_choice(self._choice())
@@ -151,8 +168,11 @@ class CustomSelectedVariable(SelectedVariable):
 
     decision: dict[str, Any]
 
-    def get(self) -> str:
-        return self.handle.log.wait_for(self.operation + 1).text
+    def get(self) -> Any:
+        return self._value(self.handle.log.wait_for(self.operation + 1).text)
+
+    def probabilities(self) -> dict[Any, float]:
+        raise RequestError("a choices method of one's own decides without probabilities", param="name")
 
     def meta(self) -> dict[str, Any]:
         self.get()
@@ -257,8 +277,8 @@ def variable_of(binding: Binding, handle: StateHandle, first: int, location: str
     if binding.outcome is not None:
         return ToolVariable(handle, operation, binding.outcome)
     if binding.meta is not None:
-        return CustomSelectedVariable(handle, operation, binding.meta)
+        return CustomSelectedVariable(handle, operation, binding.values, binding.meta)
     if binding.result is None:
-        return SelectedVariable(handle, operation)
+        return SelectedVariable(handle, operation, binding.values)
     kind = CapturedVariable if binding.captured else GeneratedVariable
     return kind(handle, operation, binding.name, binding.result, location, binding.num_samples, binding.attempts)

@@ -1,4 +1,4 @@
-"""Questions of `decide` whose choices are the values of a type: an Enum, a Literal, bool."""
+"""Choices of `select`, and of questions of `decide`, that are the values of a type: an Enum, a Literal, bool."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from ...runtime.protocol.decisions import DecisionAnswer, OptionProbability, Pick, PickAnswer
+from ...runtime.protocol.errors import RequestError
 from .members import metadata_of
 
 
@@ -38,6 +39,19 @@ def choice_text(value: Any) -> str | bool:
     if isinstance(value, Enum):
         return value.value if isinstance(value.value, str) else value.name
     return value if isinstance(value, str | bool) else str(value)
+
+
+def typed_choices(kind: Any, param: str = "choices") -> Mapping[str, Any] | None:
+    """Return the values of an Enum, a Literal or bool by the texts that stand for them, None for anything else.
+
+    Raises RequestError if two values have one text.
+    """
+    if (values := values_of_type(kind)) is None:
+        return None
+    found = {str(choice_text(value)): value for value in values}
+    if len(found) < len(values):
+        raise RequestError(f"{param}: two values of {kind} are written alike", param=param)
+    return found
 
 
 def instructions_of(kind: Any, name: str) -> str:
