@@ -56,6 +56,40 @@ def test_a_stored_response_belongs_to_its_key(client: Client, round_: int) -> No
     assert client("one").delete(f"/v1/responses/{one}").json()["deleted"]
 
 
+@pytest.mark.parametrize("round_", range(2))
+def test_a_conversation_belongs_to_its_key(client: Client, round_: int) -> None:
+    mine, said = client("one"), [{"role": "user", "content": "My number is 7."}]
+    path = f"/v1/conversations/{mine.post('/v1/conversations', json={'items': said}).json()['id']}"
+    [item] = mine.get(f"{path}/items").json()["data"]
+    body = {"input": "Which?", "max_output_tokens": 1, "conversation": path.rpartition("/")[2]}
+    for other in ("two", "root"):
+        asked = client(other)
+        answers = [asked.get(path), asked.post(path, json={"metadata": {"a": "b"}}), asked.delete(path)]
+        answers += [asked.get(f"{path}/items"), asked.post(f"{path}/items", json={"items": said})]
+        answers += [asked.get(f"{path}/items/{item['id']}"), asked.delete(f"{path}/items/{item['id']}")]
+        answers.append(asked.post("/v1/responses", json=body))
+        assert [answer.status_code for answer in answers] == [404] * 8
+        named = {"input": [{"type": "item_reference", "id": item["id"]}], "max_output_tokens": 1}
+        assert asked.post("/v1/responses", json=named).json()["error"]["code"] == "item_not_found"
+    assert mine.post("/v1/responses", json=body).status_code == 200  # whichever frontend has the conversation
+    assert len(mine.get(f"{path}/items").json()["data"]) == 3
+    named = {"input": [{"type": "item_reference", "id": item["id"]}], "max_output_tokens": 1}
+    assert mine.post("/v1/responses", json=named).status_code == 200
+    assert mine.post(path, json={"metadata": {"a": "b"}}).json()["metadata"] == {"a": "b"}
+    assert mine.delete(path).json()["deleted"]
+
+
+@pytest.mark.parametrize("round_", range(2))
+def test_a_stream_in_the_background_is_followed_by_its_key_from_any_frontend(client: Client, round_: int) -> None:
+    body = {"input": "Tell me", "background": True, "stream": True, "max_output_tokens": 30}
+    events = client("one").post("/v1/responses", json=body).text.split("\n\n")
+    name = events[0].partition('"id":"')[2].partition('"')[0]
+    rest = {"stream": "true", "starting_after": 2}
+    for _ in range(3):  # both frontends answer
+        assert client("one").get(f"/v1/responses/{name}", params=rest).text.split("\n\n") == events[3:]
+    assert client("two").get(f"/v1/responses/{name}", params=rest).status_code == 404
+
+
 def test_a_background_response_is_cancelled_by_its_key_alone(client: Client) -> None:
     body = {"input": "Tell me", "background": True, "max_output_tokens": 1500, "ignore_eos": True}
     status = None

@@ -34,7 +34,13 @@ def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
                 elif parameter["name"] == "response_id":
                     stored = http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1, "background": True})
                     parameter["schema"] = {"enum": [stored.json()["id"]]}
+                elif parameter["name"] == "conversation_id":
+                    parameter["schema"] = {"enum": [new_conversation(http)]}
     return described
+
+
+def new_conversation(http: httpx.Client) -> str:
+    return str(http.post("/v1/conversations", json={}).json()["id"])
 
 
 def test_the_document_is_true_of_every_route(http: httpx.Client) -> None:
@@ -63,7 +69,8 @@ def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
     for path, schema in bodies.items():
         [example] = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["examples"]
         jsonschema.Draft202012Validator(schema | {"components": described["components"]}).validate(example)
-        assert http.post(path, json=example).status_code == 200, path
+        named = path.replace("{conversation_id}", new_conversation(http))
+        assert http.post(named, json=example).status_code == 200, path
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [

@@ -10,11 +10,14 @@ import httpx
 import jsonschema
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
-from pydantic import BaseModel
+from openai.types.responses import ResponseStreamEvent
+from openai.types.responses.response_item_list import ResponseItemList
+from pydantic import BaseModel, TypeAdapter
 
 from .prompts import PERSON, TOOLS
 
 QUESTION = "What is the capital of France?"
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 FLAT: list[Any] = [{"type": "function", **each["function"]} for each in TOOLS]
 
 
@@ -178,6 +181,85 @@ def test_a_response_is_made_in_the_background_and_may_be_cancelled(client: OpenA
     assert [client.responses.cancel(one.id).status for one in long] == ["cancelled"] * 12
 
 
+def read_events(http: httpx.Client, method: str, path: str, **options: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each as the client's class for it reads it."""
+    with http.stream(method, path, **options) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    *texts, last = lines
+    assert last == "[DONE]"
+    events = [json.loads(text) for text in texts]
+    for event in events:
+        assert EVENTS.validate_python(event).type == event["type"]
+    return events
+
+
+def test_a_stream_in_the_background_is_read_again_from_any_event(http: httpx.Client, model: str) -> None:
+    body = {"model": model, "input": QUESTION, "temperature": 0, "background": True, "stream": True}
+    events = read_events(http, "POST", "/v1/responses", json=body)
+    assert [event["type"] for event in events[:4]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert [event["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    path = f"/v1/responses/{events[0]['response']['id']}"
+    assert http.get(path).json() == events[-1]["response"]
+    assert read_events(http, "GET", path, params={"stream": "true"}) == events
+    for number in (0, len(events) - 2, len(events) - 1, len(events) + 9):
+        rest = read_events(http, "GET", path, params={"stream": "true", "starting_after": number})
+        assert rest == events[number + 1 :]
+    for params, param in (({"starting_after": 1}, "starting_after"), ({"stream": "true", "starting_after": -1}, "")):
+        refused = http.get(path, params=params)
+        assert refused.status_code == 400
+        assert param in refused.json()["error"]["param"]
+    whole = http.post("/v1/responses", json=body | {"background": False, "stream": False}).json()
+    assert http.get(f"/v1/responses/{whole['id']}", params={"stream": "true"}).json()["error"]["param"] == "stream"
+    assert whole["output"][0]["content"] == events[-1]["response"]["output"][0]["content"]
+
+
+def test_a_stream_in_the_background_outlives_its_reader(client: OpenAI, model: str) -> None:
+    endless = {"ignore_eos": True, "min_tokens": 1500}
+    stream = client.responses.create(model=model, input=QUESTION, background=True, stream=True, extra_body=endless)
+    first = [next(stream) for _ in range(6)]
+    stream.close()
+    name = first[0].response.id
+    seen = first[-1].sequence_number
+    follower = client.responses.retrieve(name, stream=True, starting_after=seen)
+    assert [next(follower).sequence_number for _ in range(3)] == [seen + 1, seen + 2, seen + 3]
+    assert client.responses.retrieve(name).status == "in_progress"
+    assert client.responses.cancel(name).status == "cancelled"
+    rest = [event.type for event in follower]  # ends
+    assert "response.completed" not in rest
+
+
+def test_the_input_is_listed_in_pages(client: OpenAI, http: httpx.Client, model: str) -> None:
+    texts = [f"Word {number}." for number in range(5)]
+    said: list[Any] = [{"role": "user", "content": text} for text in texts]
+    made = client.responses.create(model=model, input=said, max_output_tokens=1)
+    path = f"/v1/responses/{made.id}/input_items"
+    listed = ResponseItemList.model_validate(http.get(path).json())
+    assert [item.content[0].text for item in listed.data] == texts[::-1]  # type: ignore[union-attr]
+    pages = client.responses.input_items.list(made.id, order="asc", limit=2)
+    assert [item.content[0].text for item in pages] == texts  # type: ignore[union-attr]
+    assert (pages.has_more, pages.last_id) == (True, pages.data[-1].id)
+    assert http.get(path, params={"after": "msg_none"}).json()["error"]["param"] == "after"
+
+
+def test_fields_without_effect_here_are_shown_again(client: OpenAI, model: str) -> None:
+    answer = client.responses.create(
+        model=model,
+        input=QUESTION,
+        max_output_tokens=1,
+        max_tool_calls=3,
+        prompt_cache_retention="24h",
+        include=["web_search_call.action.sources", "reasoning.encrypted_content"],
+    )
+    assert (answer.max_tool_calls, answer.prompt_cache_retention) == (3, "24h")
+
+
 def test_an_answer_cut_short_is_incomplete(client: OpenAI, model: str) -> None:
     answer = client.responses.create(model=model, input=QUESTION, max_output_tokens=2)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -211,10 +293,15 @@ def test_log_probabilities_are_included_when_asked_for(client: OpenAI, model: st
         ),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [FLAT[0]] * 2}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "always"}, "truncation"),
+        ({"prompt": {"id": "pmpt_1", "variables": {"city": "Paris"}}}, "prompt"),
+        ({"include": ["message.everything"]}, "include[0]"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "x", "previous_response_id": "y"}, "conversation"),
+        ({"prompt_cache_retention": "1w"}, "prompt_cache_retention"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 1 << 20}, "max_output_tokens"),
-        ({"conversation": "x"}, "conversation"),
         ({"n": 2}, "n"),
     ],
     ids=lambda value: str(value)[:40],

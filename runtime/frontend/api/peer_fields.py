@@ -49,6 +49,7 @@ _NEUTRAL: dict[
         "max_tool_calls": (),
         "modalities": (["text"],),
         "prediction": (),
+        "prompt": (),
         "suffix": ("",),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -310,6 +311,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
     "the chat template decides whether the model reasons": ("require_reasoning", "thinking_forced_open"),
     "the models are not trained to fill in text": ("suffix",),
     "an expected answer would not make this one faster": ("prediction",),
+    "the server keeps no templates of prompts: send their text as instructions and input": ("prompt",),
 }
 _REASON_OF = {name: reason for reason, names in _REASONS.items() for name in names}
 PEER_FIELDS = {

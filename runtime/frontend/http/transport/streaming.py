@@ -63,10 +63,11 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """Streamed response: `first` and the values of `rest`, in the frames of `dialect`.
 
-    An error on the way is sent as a frame. The caller awaits `first`, so an early error can still be a status.
+    An error on the way is sent as a frame. The caller awaits `first`, so an early error can still be a status. It is
+    None where no early error may come.
     """
 
-    def __init__(self, first: T, rest: AsyncGenerator[T], *, dialect: Dialect = OPENAI) -> None:
+    def __init__(self, first: T | None, rest: AsyncGenerator[T], *, dialect: Dialect = OPENAI) -> None:
         super().__init__(headers={"cache-control": "no-cache"}, media_type=dialect.media_type)
         del self.headers["content-length"]
         self._first = first
@@ -94,7 +95,8 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
-            yield self._dialect.frame(self._first)
+            if self._first is not None:
+                yield self._dialect.frame(self._first)
             async for value in self._rest:
                 yield self._dialect.frame(value)
         except Exception as error:

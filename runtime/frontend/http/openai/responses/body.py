@@ -31,7 +31,17 @@ from ....chat.input import ChatInput
 from ....chat.renderer import RenderOptions
 from .items import InputItem, qualified_name
 
-INCLUDABLE = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+# All but the first two are about items of tools that OpenAI's servers run, and of images: an answer here has none.
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class FlatSchemaFormat(Body):
@@ -91,12 +101,17 @@ class ReasoningOptions(Body):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class ConversationName(Body):
+    id: Text
+
+
 class ResponseBody(GenerationFields, ChatOptionsBody):
     model_config = example({"input": "What is the capital of France?", "max_output_tokens": 16})
     n: Literal[1] = 1
     input: Annotated[Text | Many[InputItem], described(minLength=1, minItems=1)]
     instructions: Text | None = None
     previous_response_id: Text | None = None
+    conversation: Text | ConversationName | None = None
     tools: Many[Annotated[FlatTool | NamespaceTool, Field(discriminator="type")]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | FlatAllowed | None = None
     parallel_tool_calls: bool = True
@@ -104,9 +119,10 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
     reasoning: ReasoningOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    include: list[INCLUDABLE] = Field(default_factory=list)
+    include: list[Includable] = Field(default_factory=list)
     truncation: Literal["disabled"] | None = None
     background: bool = False
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs: there are none here
     client_metadata: dict[str, Any] | None = None  # without effect
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -114,8 +130,11 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
         super().check(info)
         if not self.input:
             raise RequestError("input must not be empty", param="input")
-        if self.background and (self.stream or self.store is False):
-            raise RequestError("a response in the background is stored, and not streamed", param="background")
+        if self.background and self.store is False:
+            raise RequestError("a response in the background is stored: leave store out", param="background")
+        if self.conversation is not None and self.previous_response_id is not None:
+            message = "conversation and previous_response_id exclude one another: each names what went before"
+            raise RequestError(message, param="conversation")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise RequestError("tool_choice needs tools", param="tool_choice")
 
@@ -198,6 +217,10 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
     def logprob_params(self) -> LogprobParams | None:
         return LogprobParams(num_top=self.top_logprobs) if self.wants_logprobs else None
 
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
+
     def echoed(self) -> dict[str, Any]:
         """Return the fields that the response repeats."""
         options = self.text or TextOptions()
@@ -206,13 +229,15 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
         reasoning = self.reasoning or ReasoningOptions()
         return {
             "background": self.background,
+            "conversation": None if self.conversation_id is None else {"id": self.conversation_id},
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": self.previous_response_id,
             "prompt_cache_key": self.prompt_cache_key,
+            "prompt_cache_retention": (self.prompt_cache_retention or "in_memory").replace("-", "_"),
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",

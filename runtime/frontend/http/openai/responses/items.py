@@ -12,6 +12,16 @@ from pydantic import Discriminator, Tag
 from .....protocol.errors import RequestError
 from ....api.bodies import Body, Many, Text
 from ....api.chat_messages import CalledFunction, ContentPart, Message, PastCall, message_text
+from .output import new_id
+
+DEFAULT_LISTED, MAX_LISTED = 20, 100  # items of a list
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 
 
 class MessageItem(Body):
@@ -90,6 +100,38 @@ def as_items(given: str | list[Any]) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return [item.model_dump(exclude_none=True) for item in given]
+
+
+def new_item_id(item: dict[str, Any]) -> str:
+    return new_id(_PREFIXES[item["type"]])
+
+
+def stored_item(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of an input as the API shows it: with an id, a status and a content of parts."""
+    kind = item["type"]
+    shown = {"id": new_item_id(item), **item}
+    if kind == "message":
+        name = "output_text" if item["role"] == "assistant" else "input_text"
+        parts = [{"type": name, "text": item["content"]}] if isinstance(item["content"], str) else item["content"]
+        shown["content"] = [{"annotations": [], **part} if part["type"] == "output_text" else part for part in parts]
+    elif kind == "reasoning":
+        shown.setdefault("summary", [])
+    if kind not in ("reasoning", "compaction"):
+        shown.setdefault("status", "completed")
+    return shown
+
+
+def listed_items(items: Sequence[dict[str, Any]], after: str | None, limit: int, order: str) -> dict[str, Any]:
+    """Return a page of items, oldest first if `order` is "asc". Raises RequestError for an unknown `after`."""
+    ordered = list(items if order == "asc" else reversed(items))
+    begin = 0
+    if after is not None:
+        begin = next((place for place, item in enumerate(ordered, 1) if item["id"] == after), -1)
+        if begin < 0:
+            raise RequestError(f"there is no item {after!r} in the list", param="after")
+    page = ordered[begin : begin + limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": page, "has_more": begin + limit < len(ordered), **ends}
 
 
 def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
@@ -22,9 +22,10 @@ from ...transport.body_route import BodyRoute
 from ...transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .body import ResponseBody
 from .compact import CompactBody, Compactor
-from .output import Event, new_id
+from .conversation_routes import ConversationsApi
+from .items import DEFAULT_LISTED, MAX_LISTED, listed_items
+from .output import Event
 from .service import ResponseService, mark_failed
-from .shared_store import SharedResponseStore
 from .store import StoredResponse
 from .websocket import ResponseWebSocket
 
@@ -36,9 +37,9 @@ class ResponsesApi:
 
     def __init__(self, service: ChatService, peers: FrontendPeers) -> None:
         self._core = service.generator.core
-        self._responses = ResponseService(service)
+        self._responses = ResponseService(service, peers)
         self._store = self._responses.store
-        self._shared = SharedResponseStore(self._store, peers)
+        self._shared = self._responses.shared
         self._compactor = Compactor(service, self._responses)
 
     @property
@@ -54,6 +55,7 @@ class ResponsesApi:
         router.add_api_route(one, self.delete, methods=["DELETE"], response_model=None)
         router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"], response_model=None)
         router.add_api_route(f"{one}/input_items", self.input_items, methods=["GET"], response_model=None)
+        router.include_router(ConversationsApi(self._responses).router)
         return router
 
     async def create(self, body: ResponseBody, request: Request) -> Response:
@@ -63,7 +65,10 @@ class ResponsesApi:
         if body.background:
             self._store.put(entry)
             entry.task = asyncio.create_task(self._in_background(body, chat, entry), name="response")
-            return json_response(entry.response)
+            if entry.events is None:
+                return json_response(entry.response)
+            entry.task.add_done_callback(lambda _, events=entry.events: events.end())
+            return EventStream(None, entry.events.follow(-1), dialect=OPENAI_NAMED)
         events = self._responses.events(body, chat, entry)
         if body.stream:
             return EventStream(await cancel_on_disconnect(request, anext(events)), events, dialect=OPENAI_NAMED)
@@ -87,12 +92,19 @@ class ResponsesApi:
         return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
 
     async def retrieve(
-        self, response_id: str, stream: Annotated[bool, Query(json_schema_extra={"enum": [False]})] = False
+        self, response_id: str, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
     ) -> Response:
-        """Return a stored response in its current state."""
-        if stream:
-            raise RequestError("a stored response cannot be streamed: ask again until it is completed", param="stream")
-        return json_response((await self._stored(response_id)).response)
+        """Return a stored response in its current state, or the events of one that is streamed in the background."""
+        entry = await self._stored(response_id)
+        if not stream:
+            if starting_after is not None:
+                raise RequestError("starting_after is the number of an event: set stream", param="starting_after")
+            return json_response(entry.response)
+        if entry.events is None:
+            message = "only a response that was created with background and stream can be streamed again"
+            raise RequestError(message, param="stream")
+        events = self._shared.follow(response_id, -1 if starting_after is None else starting_after)
+        return EventStream(None, events, dialect=OPENAI_NAMED)
 
     async def delete(self, response_id: str) -> Response:
         """Delete a stored response, and end it if it still runs."""
@@ -108,11 +120,15 @@ class ResponsesApi:
         await self._shared.cancel(response_id)
         return json_response((await self._stored(response_id)).response)
 
-    async def input_items(self, response_id: str) -> Response:
+    async def input_items(
+        self,
+        response_id: str,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = DEFAULT_LISTED,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
         """Return the input of a stored response."""
-        items = [{"id": new_id("item"), **item} for item in (await self._stored(response_id)).input]
-        ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
-        return json_response({"object": "list", "data": items, "has_more": False, **ends})
+        return json_response(listed_items((await self._stored(response_id)).input, after, limit, order))
 
     async def _prepare(self, body: ResponseBody) -> tuple[StoredResponse, ChatRequest]:
         entry = await self._responses.entry(body)
@@ -125,9 +141,13 @@ class ResponsesApi:
         return entry
 
     async def _in_background(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> None:
-        entry.response["status"] = "in_progress"
         try:
-            await _exhaust(self._responses.events(body, chat, entry))
+            async with aclosing(self._responses.events(body, chat, entry)) as events:
+                async for event in events:
+                    if entry.events is not None:
+                        entry.events.add(event)
+            if entry.events is not None and self._store.get(entry.response["id"], entry.owner) is entry:
+                self._store.put(entry)  # its size is known now
         except asyncio.CancelledError:
             entry.response["status"] = "cancelled"
             raise

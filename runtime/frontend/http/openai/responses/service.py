@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,23 +12,29 @@ from .....protocol.errors import ErrorInfo, RamiformError, RequestError
 from .....protocol.sampling import TokenLogprob
 from ....api.chat_messages import template_messages
 from ....api.logprobs import TokenTexts, chat_logprobs
+from ....api.validation import NotFoundError
 from ....chat.completion import ChatCompletion
 from ....chat.request import ChatRequest
 from ....chat.service import ChatService
+from ....core.frontend_peers import FrontendPeers
 from ....core.sessions import requested_session
 from ....core.tenant import current_tenant
 from ....text.offload import offload_if_large
 from .body import ResponseBody
-from .items import as_items, to_messages
+from .conversations import SharedConversations
+from .items import as_items, stored_item, to_messages
 from .output import Event, OutputBuilder, new_id
-from .store import ResponseStore, StoredResponse
+from .shared_store import SharedResponseStore
+from .store import ResponseEvents, ResponseStore, StoredResponse
 
 
 class ResponseService:
     """Creates, generates and stores responses, for HTTP and the WebSocket."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, peers: FrontendPeers) -> None:
         self.store = ResponseStore()
+        self.conversations = SharedConversations(peers)
+        self.shared = SharedResponseStore(self.store, self.conversations.store, peers)
         self._service = service
         self._core = service.generator.core
         self._texts = TokenTexts(service.generator.tokenizer)
@@ -53,10 +59,10 @@ class ResponseService:
             "usage": None,
             **body.echoed(),
         }
-        items = await offload_if_large(lambda _: as_items(body.input), body.input)
-        items = [self._resolved(item, index) for index, item in enumerate(items)]
+        items = await self.input_items(body.input)
         previous = self.previous(body.previous_response_id, recent)
-        return StoredResponse(response, items, previous, owner=current_tenant.get().key)
+        events = ResponseEvents() if body.background and body.stream else None
+        return StoredResponse(response, items, previous, owner=current_tenant.get().key, events=events)
 
     def previous(self, response_id: str | None, recent: Sequence[StoredResponse] = ()) -> StoredResponse | None:
         """Return the previous response. Raises RequestError when it is unknown or not finished."""
@@ -70,28 +76,37 @@ class ResponseService:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
+        if (conversation := found.response["conversation"]) is not None:
+            message = f"the response {response_id!r} belongs to a conversation: continue {conversation['id']!r}"
+            raise RequestError(message, param="previous_response_id")
         return found
 
-    def _resolved(self, item: dict[str, Any], index: int) -> dict[str, Any]:
-        """Return the item, or the one that it refers to. Raises RequestError if there is none."""
-        if item["type"] != "item_reference":
-            return item
-        found = self.store.item(item["id"], current_tenant.get().key)
-        if found is None:
-            message = f"input[{index}]: there is no item {item['id']!r}: its response is not stored, or forgotten"
-            raise RequestError(message, param=f"input[{index}].id", code="item_not_found")
-        return found
+    async def input_items(self, given: str | list[Any]) -> list[dict[str, Any]]:
+        """Return the items of an input as they are stored, in place of references those that they name. Raises
+        RequestError for an unknown one."""
+        items = await offload_if_large(lambda _: as_items(given), given)
+        named = {item["id"]: index for index, item in enumerate(items) if item["type"] == "item_reference"}
+        found = await self.shared.items(named) if named else {}
+        for name, index in named.items():
+            if name not in found:
+                message = f"input[{index}]: there is no item {name!r}: its response is not stored, or forgotten"
+                raise RequestError(message, param=f"input[{index}].id", code="item_not_found")
+        return [found[item["id"]] if item["type"] == "item_reference" else stored_item(item) for item in items]
 
     async def chat_request(self, body: ResponseBody, entry: StoredResponse) -> ChatRequest:
-        """Build the chat request. Raises RequestError."""
-        before = [] if entry.previous is None else entry.previous.conversation()
+        """Build the chat request. Raises RequestError, also for an unknown conversation."""
+        name = body.conversation_id
+        if name is not None:
+            before = await self.conversations.items(name)
+        else:
+            before = [] if entry.previous is None else entry.previous.conversation()
         items = [*before, *entry.input]
         messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         chat = await self._service.request(body.chat_input_of(messages, self._core.require_info()))
         if chat.prompt.session is None:  # responses that continue one another are a session
-            session = requested_session(None, chain=entry.first.response["id"])
+            session = requested_session(None, chain=name or entry.first.response["id"])
             chat = replace(chat, prompt=replace(chat.prompt, session=session))
         return chat
 
@@ -114,6 +129,9 @@ class ResponseService:
                 raise
             yield {"type": "response.failed", "response": entry.response, "sequence_number": number}
             return
+        if body.conversation_id is not None:
+            with suppress(NotFoundError):  # it was deleted meanwhile
+                await self.conversations.add(body.conversation_id, [*entry.input, *output.items])
         if body.store is not False:
             self.store.put(entry)
         kind = f"response.{entry.response['status']}"
@@ -123,6 +141,9 @@ class ResponseService:
         self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse, output: OutputBuilder
     ) -> AsyncGenerator[Event]:
         begun = False
+        if body.background:
+            for kind in ("created", "queued"):
+                yield _state(entry, kind)
         async with (
             self._service.completions(chat) as [completion],
             aclosing(completion.deltas()) as deltas,
@@ -146,7 +167,14 @@ class ResponseService:
 
 
 def _begin(entry: StoredResponse) -> list[Event]:
-    return [{"type": f"response.{kind}", "response": dict(entry.response)} for kind in ("created", "in_progress")]
+    """Return the events with which the output begins; a response in the background has been created before."""
+    kinds = ("in_progress",) if entry.response["background"] else ("created", "in_progress")
+    entry.response["status"] = "in_progress"
+    return [_state(entry, kind) for kind in kinds]
+
+
+def _state(entry: StoredResponse, kind: str) -> Event:
+    return {"type": f"response.{kind}", "response": dict(entry.response)}
 
 
 def response_usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
@@ -154,6 +182,7 @@ def response_usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, A
         "input_tokens": len(chat.prompt.tokens),
         "input_tokens_details": {
             "cached_tokens": completion.num_cached_tokens,
+            "cache_write_tokens": len(chat.prompt.tokens) - completion.num_cached_tokens,
             "remembered_tokens": chat.num_remembered,
         },
         "output_tokens": completion.num_completion_tokens,

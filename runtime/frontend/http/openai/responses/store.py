@@ -1,11 +1,11 @@
-"""Store of responses, bounded in number, size and age."""
+"""Store of responses and of their events, bounded in number, size and age."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,47 @@ import msgspec
 MAX_STORED_RESPONSES = 4096
 MAX_STORED_BYTES = 64 << 20
 STORED_SECONDS = 3600.0
+
+
+class ResponseEvents:
+    """Events of a stream, numbered from 0, for readers that join later or go on after an event."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self.num_bytes = 0
+        self._events: list[bytes] = []  # as JSON, which takes a tenth of the memory of objects
+        self._changed = asyncio.Event()
+
+    def add(self, event: dict[str, Any]) -> None:
+        self._events.append(msgspec.json.encode(event))
+        self.num_bytes += len(self._events[-1])
+        self._wake()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._wake()
+
+    def after(self, number: int, most: int | None = None) -> list[dict[str, Any]]:
+        """Return the events after event `number`, at most the first `most` of them."""
+        end = None if most is None else number + 1 + most
+        return [msgspec.json.decode(event) for event in self._events[number + 1 : end]]
+
+    async def follow(self, number: int) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the events after event `number` as they come, up to the last."""
+        while True:
+            changed = self._changed
+            if number + 1 < len(self._events):
+                [event] = self.after(number, 1)
+                number += 1
+                yield event
+            elif self.is_ended:
+                return
+            else:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 @dataclass
@@ -25,6 +66,7 @@ class StoredResponse:
     previous: StoredResponse | None = None
     owner: str | None = None  # API key that created it, the only one that may see it
     task: asyncio.Task[None] | None = None  # generates a background response
+    events: ResponseEvents | None = None  # of a response that is streamed in the background
     num_holders: int = 0  # in a store: its id, and the stored responses that continue it
     num_bytes: int = 0
     expires: float = field(default=0.0)
@@ -80,15 +122,16 @@ class ResponseStore:
         entry = self._entries.get(response_id)
         return entry if entry is not None and entry.owner == owner else None
 
-    def item(self, item_id: str, owner: str | None) -> dict[str, Any] | None:
-        """Return the item of that id of a response that belongs to `owner`, the newest one."""
+    def items(self, ids: Collection[str], owner: str | None) -> dict[str, dict[str, Any]]:
+        """Return the items of those ids, by id, of responses that belong to `owner`; the newest of one id."""
         self._evict()
-        for entry in reversed(self._entries.values()):
-            if entry.owner == owner:
-                for item in (*entry.response["output"], *entry.input):
-                    if item.get("id") == item_id:
-                        return item
-        return None
+        return {
+            item["id"]: item
+            for entry in self._entries.values()
+            if entry.owner == owner
+            for item in (*entry.input, *entry.response["output"])
+            if item.get("id") in ids
+        }
 
     def remove(self, response_id: str) -> StoredResponse | None:
         entry = self._entries.pop(response_id, None)
@@ -103,6 +146,7 @@ class ResponseStore:
             if entry.num_holders > 1:
                 return
             entry.num_bytes = len(msgspec.json.encode((entry.response, entry.input)))
+            entry.num_bytes += 0 if entry.events is None else entry.events.num_bytes
             self._num_bytes += entry.num_bytes
             entry = entry.previous
 
