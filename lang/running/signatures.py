@@ -133,7 +133,11 @@ def _evaluated(annotation: ast.expr, names: Mapping[str, Any]) -> Any:
     for node in ast.walk(annotation):
         if not isinstance(node, _IN_TYPES):
             raise ValueError(f"{ast.unparse(annotation)} is no type; give one that needs a call a name")
-    return eval(compile(ast.Expression(annotation), "<signature>", "eval"), dict(names))
+
+    def shim() -> None: ...
+
+    shim.__annotations__ = {"return": ast.unparse(annotation)}
+    return typing.get_type_hints(shim, dict(names), include_extras=True)["return"]
 
 
 def _outputs_class(name: str, outputs: Sequence[inspect.Parameter], module: str) -> type:

@@ -25,7 +25,7 @@ from .conversations import SharedConversations
 from .items import as_items, stored_item, to_messages
 from .output import Event, OutputBuilder, new_id
 from .shared_store import SharedResponseStore
-from .store import ResponseEvents, ResponseStore, StoredResponse
+from .store import KeptEvents, ResponseStore, StoredResponse
 
 
 class ResponseService:
@@ -61,7 +61,7 @@ class ResponseService:
         }
         items = await self.input_items(body.input)
         previous = self.previous(body.previous_response_id, recent)
-        events = ResponseEvents() if body.background and body.stream else None
+        events = KeptEvents() if body.background and body.stream else None
         return StoredResponse(response, items, previous, owner=current_tenant.get().key, events=events)
 
     def previous(self, response_id: str | None, recent: Sequence[StoredResponse] = ()) -> StoredResponse | None:

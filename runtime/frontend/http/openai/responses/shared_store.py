@@ -10,7 +10,7 @@ from typing import Any
 from ....core.frontend_peers import FrontendPeers
 from ....core.tenant import current_tenant
 from .conversations import ConversationStore
-from .store import ResponseEvents, ResponseStore, StoredResponse
+from .store import KeptEvents, ResponseStore, StoredResponse
 
 MAX_EVENTS = 256  # in an answer of another frontend
 POLL_SECONDS = 0.1  # between questions for the events of a response that runs on another frontend
@@ -38,7 +38,7 @@ class SharedResponseStore:
         for answer in await self._peers.ask("find_response", _question(response_id), dict):
             history = StoredResponse({"id": "", "output": []}, answer["history"])
             previous = history if answer["history"] else None
-            events = ResponseEvents() if answer["has_events"] else None  # which the other frontend keeps
+            events = KeptEvents() if answer["has_events"] else None  # which the other frontend keeps
             return StoredResponse(answer["response"], answer["input"], previous, owner, events=events)
         return None
 

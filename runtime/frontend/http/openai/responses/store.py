@@ -16,7 +16,7 @@ MAX_STORED_BYTES = 64 << 20
 STORED_SECONDS = 3600.0
 
 
-class ResponseEvents:
+class KeptEvents:
     """Events of a stream, numbered from 0, for readers that join later or go on after an event."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class StoredResponse:
     previous: StoredResponse | None = None
     owner: str | None = None  # API key that created it, the only one that may see it
     task: asyncio.Task[None] | None = None  # generates a background response
-    events: ResponseEvents | None = None  # of a response that is streamed in the background
+    events: KeptEvents | None = None  # of a response that is streamed in the background
     num_holders: int = 0  # in a store: its id, and the stored responses that continue it
     num_bytes: int = 0
     expires: float = field(default=0.0)
