@@ -61,7 +61,8 @@ class Binding:
         if self.outcome is not None:
             return self.outcome.result
         if self.result is None:
-            return done.text if done.choice is None else done.choice.text
+            choice = done.text if done.choice is None else done.choice.text
+            return choice if self.values is None else self.values[choice]
         values = [self.result.value(one.text, is_cut=one.finish.type == "length") for one in done.sequences or ()]
         return values if self.num_samples > 1 else values[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -68,6 +69,19 @@ def test_events_tell_variables_pieces_values_and_messages() -> None:
     assert [int(str(line).rpartition(":")[2]) - int(str(lines[0]).rpartition(":")[2]) for line in lines] == [0, 1, 2, 3]
     [call] = [one for one in events if one.type == "tool_call"]
     assert call.arguments == {"place": "Oslo"}
+
+
+def test_a_choice_is_told_as_what_it_stands_for() -> None:
+    class Mood(enum.Enum):
+        GLAD = "glad"
+        SAD = "sad"
+
+    @ramiform.function
+    def body(s: ProgramState) -> None:
+        s += select("mood", Mood)
+
+    state = body.run(backend=Scripted([1]))
+    assert [one.value for one in state.events() if one.type == "value"] == [state["mood"]] == [Mood.SAD]
 
 
 def test_every_event_is_json() -> None:
