@@ -82,7 +82,8 @@ def _compiled(
             return CompiledGrammar(partial(grammar_start, rules), vocabulary)
         case StructuralTag(spec=spec, options=options):
             style = SchemaStyle(whitespace, order, options)
-            return CompiledGrammar(partial(tags_start, read_tags(spec), style), vocabulary)
+            tags = read_tags(spec, vocabulary)
+            return CompiledGrammar(partial(tags_start, tags, style, vocabulary), vocabulary)
         case Regex() | Choices():
             return _compile_dfa(constraint, vocabulary)
 

@@ -23,6 +23,7 @@ from .actions import (
     COUNT_LIMIT,
     COUNTS,
     DEAD,
+    DEAD_END,
     ENDING,
     FILLED,
     FLAGS,
@@ -142,6 +143,31 @@ class Counting(Limited):
         raise NotImplementedError
 
 
+class TokenGate:
+    """Base of control states that whole tokens may leave, or that count the tokens of the text that they are in.
+
+    Only those whose `is_gate` is True do. Their bytes act as those of other states.
+    """
+
+    is_gate: bool = False
+
+    def allowed_tokens(self) -> NDArray[np.int32]:
+        """Return the bitmask of the whole tokens that lead on, beside those whose bytes do. Read-only."""
+        raise NotImplementedError
+
+    def after_token(self, automaton: Automaton, token: int, data: bytes) -> ControlState | None:
+        """Return the state after a whole token, read in every way; None if only its bytes lead on."""
+        raise NotImplementedError
+
+    def at_boundary(self) -> ControlState | None:
+        """Return the state where a token ends in this one; None if no token may."""
+        raise NotImplementedError
+
+    def alike(self) -> ControlState:
+        """Return the state that represents all with the same mask."""
+        raise NotImplementedError
+
+
 @record()
 class Accepted:
     """The final state: the whole text has been read."""
@@ -162,6 +188,7 @@ class Automaton:
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
     num_filled: int = 0  # rows, so far
+    gates: dict[int, TokenGate] = field(default_factory=dict)  # states that know of tokens, by their numbers
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -177,6 +204,10 @@ class Automaton:
             self._values[number] = state
             if isinstance(state, Limited) and state.limit:
                 self.tables.states[number, MARKS] = self.new_marks((state.limit,))
+            if isinstance(state, TokenGate) and state.is_gate:
+                self.gates[number] = state
+                if state.at_boundary() is None:
+                    self.tables.states[number, FLAGS] |= DEAD_END
         return number
 
     def frame(self, state: ControlState | Frame | int) -> int:
@@ -293,7 +324,7 @@ class Automaton:
 
     def clear(self) -> None:
         """Forget everything, so that its objects are freed at once: compilers and their states hold each other."""
-        for known in (self._numbers, self._values, self._pushes, self._guards, self.memory):
+        for known in (self._numbers, self._values, self._pushes, self._guards, self.memory, self.gates):
             known.clear()
         for caches in self.caches:
             for cache in caches:

@@ -206,6 +206,8 @@ class TokenWalker:
             yield from self._walk(vocabulary.plain.others, at, out, memory, scratch)
         if self.may_end(at, memory.cells, memory.history):
             out |= vocabulary.ends_mask
+        if (gate := self.automaton.gates.get(at.state)) is not None:
+            out |= gate.allowed_tokens()
         if guarded:
             scratch.context[layout.REACH] = -1
         return out
@@ -359,6 +361,29 @@ class TokenWalker:
         if status == layout.REFUSED:
             return None
         return self._advance_from(status, place, cells, history, self.vocabulary.tokens[token] or b"")
+
+    def after_token(
+        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int
+    ) -> Configuration | None:
+        """Return the configuration after a token, whole or by its bytes; None if it is refused."""
+        gates, data = self.automaton.gates, self.vocabulary.tokens[token]
+        if not gates:
+            return None if data is None else self.advance_token(at, cells, cells_address, history, token)
+        after = None
+        if (gate := gates.get(at.state)) is not None:
+            state = gate.after_token(self.automaton, token, data or b"")
+            after = None if state is None else at._replace(state=self.automaton.number(state))
+        if after is None and data is not None:
+            after = self.advance_token(at, cells, cells_address, history, token)
+        if after is None or (gate := gates.get(after.state)) is None:
+            return after
+        state = gate.at_boundary()
+        return None if state is None else after._replace(state=self.automaton.number(state))
+
+    def alike(self, at: Configuration) -> Configuration:
+        """Return the configuration that has the same mask, and serves for all that do."""
+        gate = self.automaton.gates.get(at.state) if self.automaton.gates else None
+        return at if gate is None else at._replace(state=self.automaton.number(gate.alike()))
 
     def only_byte(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> int | None:
         """Return the only byte that is allowed next; None if there are several or none."""

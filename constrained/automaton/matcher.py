@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from threading import Lock, RLock
 from typing import NamedTuple, TypeVar
 
@@ -27,6 +26,7 @@ from .walks import Walks, run
 T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
 RENEWAL_BYTES = 32 << 20  # of an automaton; masks are bounded by themselves
+_NO_TOKEN = -1  # a byte that was accepted by itself
 MIN_OUTPUTS = 16  # that an automaton serves before it is renewed; if it serves fewer, the next may grow larger
 
 MakeStart = Callable[[Automaton], ControlState]  # returns the state before the text; GrammarError if there is none
@@ -146,7 +146,7 @@ class Matcher:
         self._grammar = grammar
         self._history = bytearray()
         self._names = NamesInTokens()
-        self._before: list[tuple[Configuration, int]] = []
+        self._before: list[tuple[Configuration, int, int]] = []  # each token, with where it was accepted
         self._ended = False
         self._is_at_once = False  # True: what takes long is not begun
         self._known_mask: tuple[Configuration, NDArray[np.int32]] | None = None
@@ -176,8 +176,9 @@ class Matcher:
         return mask
 
     def _mask(self) -> NDArray[np.int32]:
-        walker, at = self._walker, self._at
+        walker = self._walker
         with self._generation.lock:
+            at = walker.alike(self._at)
             known = walker.known_mask(at, self._cells)
             if known is not None and not walker.automaton.has_once:
                 return known
@@ -199,16 +200,16 @@ class Matcher:
         if token in vocabulary.eos_ids:
             if not self.is_accepting():
                 return False
-            self._before.append((self._at, len(self._history)))
+            self._before.append((self._at, len(self._history), token))
             self._ended = True
             return True
-        data = vocabulary.tokens[token] if 0 <= token < len(vocabulary.tokens) else None
-        if data is None:
+        if not 0 <= token < len(vocabulary.tokens):
             return False
-        at = self._along_forced(data) or self._run(lambda: self._after(token))
+        data = vocabulary.tokens[token] or b""
+        at = (self._along_forced(data) if data else None) or self._run(lambda: self._after(token))
         if at is None:
             return False
-        self._follow(at, data)
+        self._follow(at, data, token)
         return True
 
     def accept_at_once(self, token: int, *, new_states: bool = False) -> bool | None:
@@ -225,7 +226,7 @@ class Matcher:
         at = None if self._ended else self._along_forced(data) or self._run(lambda: self._after_data(data))
         if at is None:
             return False
-        self._follow(at, data)
+        self._follow(at, data, _NO_TOKEN)
         return True
 
     def _after_data(self, data: bytes) -> Configuration | None:
@@ -236,11 +237,11 @@ class Matcher:
     def _after(self, token: int) -> Configuration | None:
         self._forget_path()
         with self._generation.lock:
-            return self._walker.advance_token(self._at, self._cells, self._cells_address, self._history, token)
+            return self._walker.after_token(self._at, self._cells, self._cells_address, self._history, token)
 
-    def _follow(self, at: Configuration, data: bytes) -> None:
-        """Continue after a token."""
-        self._before.append((self._at, len(self._history)))
+    def _follow(self, at: Configuration, data: bytes, token: int) -> None:
+        """Continue after a token, or after a byte that is none."""
+        self._before.append((self._at, len(self._history), token))
         self._at = at
         self._history += data
         free, spare = at.free, self._walker.num_spare_cells
@@ -257,7 +258,7 @@ class Matcher:
         num_accepted = len(self._before)
         assert 0 <= num_tokens <= num_accepted, f"cannot roll back {num_tokens} of {num_accepted} tokens"
         if num_tokens:
-            self._at, length = self._before[-num_tokens]
+            self._at, length, _ = self._before[-num_tokens]
             del self._history[length:]
             self._names.rollback(length)
             del self._before[-num_tokens:]
@@ -269,7 +270,7 @@ class Matcher:
 
     def _may_end(self) -> bool:
         with self._generation.lock:
-            return self._walker.may_end(self._at, self._cells, self._history)
+            return self._walker.may_end(self._walker.alike(self._at), self._cells, self._history)
 
     def forced(self) -> bytes:
         """Return the bytes that must come next, up to a choice or a possible end of the output."""
@@ -285,7 +286,8 @@ class Matcher:
         walker, cells, history = self._walker, self._cells, bytearray(self._history)
         at, found = self._at, ForcedText(self._at, bytearray(), [], is_rest=False)
         with self._generation.lock:
-            while len(found.data) < MAX_FORCED and not walker.may_end(at, cells, history):
+            gates = walker.automaton.gates
+            while len(found.data) < MAX_FORCED and at.state not in gates and not walker.may_end(at, cells, history):
                 byte = walker.only_byte(at, cells, history)
                 if byte is None:
                     break
@@ -356,7 +358,7 @@ class Matcher:
 
     def mask_key(self) -> tuple[int, ...]:
         """Return what outputs with equal masks have in common, as far as it is known without the stack."""
-        return id(self._walker), *self._walker.key(self._at)
+        return id(self._walker), *self._walker.key(self._walker.alike(self._at))
 
     def native(self) -> Matcher:
         """Return the matcher itself, as those that time it do."""
@@ -376,14 +378,14 @@ class Matcher:
         return is_old and len(self._before) >= 2 * self._num_replayed
 
     def _walks(self) -> Walks[None]:
-        walker, at = self._walker, self._at
+        walker, at = self._walker, self._walker.alike(self._at)
         memory = OutputMemory(self._cells, self._cells_address, self._history)
         mask = walker.known_mask(at, self._cells)
         if mask is None:
             scratch = walker.scratch()
             mask = yield from walker.walks(at, memory, scratch)
             walker.give_back(scratch)
-        self._known_mask = at, walker.without_repeated(mask, at, memory, self._names)
+        self._known_mask = self._at, walker.without_repeated(mask, at, memory, self._names)
 
     @contextmanager
     def _at_once(self, new_states: bool) -> Iterator[bool]:
@@ -447,13 +449,12 @@ class Matcher:
         another generation. Then the output stays where it is.
         """
         moved, history = Matcher(self._grammar, generation), self._history
-        places = [length for _, length in self._before] + [len(history)]
-        for first, last in pairwise(places):
+        ends = [length for _, length, _ in self._before[1:]] + [len(history)]
+        for (_, first, token), last in zip(self._before, ends, strict=True):
             data, after = bytes(history[first:last]), moved._at
-            if data:  # else an end of sequence
+            if token not in self._grammar.vocabulary.eos_ids:
                 try:
-                    with generation.lock:
-                        found = moved._walker.advance(moved._at, moved._cells, moved._history, data)
+                    found = moved._after_data(data) if token == _NO_TOKEN else moved._after(token)
                 except StatesExhaustedError:
                     raise
                 except GrammarError:
@@ -462,7 +463,7 @@ class Matcher:
                     self._num_replayed = len(self._before)
                     return False
                 after = found
-            moved._follow(after, data)
+            moved._follow(after, data, token)
         self._generation, self._walker = generation, generation.walker
         self._set_cells(moved._cells)
         self._at, self._before = moved._at, moved._before

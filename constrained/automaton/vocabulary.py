@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -118,10 +118,13 @@ class Vocabulary:
     packed: tuple[NDArray[np.uint8], NDArray[np.int64]]  # [B] the bytes of all tokens; [V + 1] where each begins
     trie: TokenTrie
     plain: PlainTokens
+    names: Mapping[str, int] = field(default_factory=dict)  # of special tokens
 
     @classmethod
-    def from_tokens(cls, tokens: Sequence[bytes | None], eos_ids: Iterable[int]) -> Vocabulary:
-        """Build from the bytes of each token, None for a special one."""
+    def from_tokens(
+        cls, tokens: Sequence[bytes | None], eos_ids: Iterable[int], names: Mapping[str, int] | None = None
+    ) -> Vocabulary:
+        """Build from the bytes of each token, None for a special one. `names` are those of special tokens."""
         ends = frozenset(eos_ids)
         assert all(0 <= token < len(tokens) for token in ends), "an end-of-sequence id is outside the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
@@ -131,12 +134,28 @@ class Vocabulary:
         by_bytes: Any = kept.__getitem__
         order = np.array(sorted(np.flatnonzero(np.diff(starts)).tolist(), key=by_bytes), np.int32)
         trie = TokenTrie.build(order, [kept[token] or b"" for token in order.tolist()])
-        made = cls(kept, ends, (text, starts), trie, PlainTokens.build(kept, text, starts, trie))
+        known = {name: token for name, token in (names or {}).items() if token < len(kept)}
+        made = cls(kept, ends, (text, starts), trie, PlainTokens.build(kept, text, starts, trie), known)
         _ = made.packed_addresses, made.quoted  # computed now, so that the first step need not
         return made
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def number_of(self, token: int | str) -> int | None:
+        """Return the number of a token that is given by its number, name or text; None if there is none."""
+        if isinstance(token, int):
+            return token if 0 <= token < len(self.tokens) else None
+        return self.names[token] if token in self.names else self._number_of_text.get(token.encode())
+
+    @cached_property
+    def _number_of_text(self) -> dict[bytes, int]:
+        return {data: number for number, data in reversed([*enumerate(self.tokens)]) if data}
+
+    @cached_property
+    def text_mask(self) -> NDArray[np.int32]:
+        """Bitmask of the tokens that have bytes. Read-only."""
+        return bitmask(self.trie.tokens, len(self.tokens))
 
     @property
     def num_words(self) -> int:

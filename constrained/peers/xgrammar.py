@@ -103,14 +103,17 @@ def _asks_for_escaped(expression: Expression) -> bool:
     return isinstance(expression, Look)
 
 
-def _check_tag(spec: Any) -> None:
-    """Check the patterns of every schema of a structural tag."""
+def _check_tag(spec: Any, *, is_repeated: bool = False) -> None:
+    """Check the patterns of every schema of a structural tag, and for what xgrammar cannot read in repeats."""
     if isinstance(spec, Mapping):
+        if spec.get("type") == "token_dispatch" and is_repeated:
+            raise GrammarError("xgrammar has no 'token_dispatch' inside repeats: use the native backend")
+        is_repeated = is_repeated or spec.get("type") in ("optional", "plus", "star", "repeat")
         if spec.get("type") == "json_schema":
             _check_patterns(spec.get("json_schema", True))
         spec = list(spec.values())
     for part in spec if isinstance(spec, list) else []:
-        _check_tag(part)
+        _check_tag(part, is_repeated=is_repeated)
 
 
 def _with_format(spec: Any) -> Any:

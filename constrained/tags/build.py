@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ..automaton.automaton import Automaton
+from ..automaton.vocabulary import Vocabulary, bitmask
 from ..budget import INTERPRETED, CompileBudget
 from ..constraint import PropertyOrder, SchemaOptions, WhitespacePolicy
 from ..errors import GrammarError
@@ -22,22 +23,25 @@ from ..grammar.earley import EarleySets
 from ..grammar.gbnf import gbnf_grammar
 from ..regex.alphabet import alphabet_of
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa
+from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.listed import listed_dfa
 from ..regex.subset import char_dfa
-from ..regex.syntax.parser import parse_regex
+from ..regex.syntax.expression import alternation, literal
+from ..regex.syntax.parser import containing, parse_regex
 from ..schema.compile import checked_document, schema_start
 from ..schema.document import Document
 from ..schema.formula import disj
+from ..schema.strings.string_dfas import format_chars, pattern_chars
 from ..schema.value_states import ValueStart, result_codes
-from .spec import (
+from .formats import (
     AnyTextFormat,
     ConstStringFormat,
     DispatchFormat,
     Format,
     GrammarFormat,
     OrFormat,
+    RawTextFormat,
     RegexFormat,
     RepeatFormat,
     SchemaFormat,
@@ -46,8 +50,9 @@ from .spec import (
     TagFormat,
     Token,
     TokensFormat,
+    WhitespaceFormat,
 )
-from .states import OneOfValues, TagRules, TagState, TextLeaf, ValueLeaf
+from .states import OneOfValues, TagRules, TagState, TextLeaf, TokensLeaf, ValueLeaf
 
 Symbols = tuple[Symbol, ...]
 Ends = tuple[bytes, ...] | Token
@@ -62,9 +67,9 @@ class SchemaStyle:
     schema: SchemaOptions
 
 
-def tags_start(format: Format, options: SchemaStyle, automaton: Automaton) -> TagState:
+def tags_start(format: Format, options: SchemaStyle, vocabulary: Vocabulary, automaton: Automaton) -> TagState:
     """Return the state before a text of the format. Raises GrammarError with a pointer into the specification."""
-    compiler = _TagCompiler(options, automaton)
+    compiler = _TagCompiler(options, vocabulary, automaton)
     compiler.rules.new()
     compiler.rules.define(0, [compiler.symbols(format, ())])
     alternatives, nullable = compiler.rules.rules()
@@ -74,11 +79,12 @@ def tags_start(format: Format, options: SchemaStyle, automaton: Automaton) -> Ta
 
 
 class _TagCompiler:
-    def __init__(self, options: SchemaStyle, automaton: Automaton) -> None:
+    def __init__(self, options: SchemaStyle, vocabulary: Vocabulary, automaton: Automaton) -> None:
         self.rules = CfgBuilder()
-        self.leaves: list[TextLeaf | ValueLeaf] = []
+        self.leaves: list[TextLeaf | ValueLeaf | TokensLeaf] = []
         self.values = _Values(options, automaton)
-        self._automaton = automaton
+        self._options = options
+        self._vocabulary = vocabulary
         self._budget = CompileBudget()
         self._known: dict[Hashable, Symbols] = {}
 
@@ -97,6 +103,8 @@ class _TagCompiler:
                 return self._once(format, lambda: self._regex(format))
             case GrammarFormat():
                 return self._once(format, lambda: self._grammar(format))
+            case RawTextFormat():
+                return self._once(format, lambda: self._raw_text(format))
             case AnyTextFormat():
                 return self._any_text(format, ends)
             case DispatchFormat():
@@ -104,7 +112,9 @@ class _TagCompiler:
             case SeparatedTagsFormat():
                 return self._separated(format)
             case TokensFormat():
-                _no_tokens(format.pointer)
+                return self._tokens(format, ends)
+            case WhitespaceFormat():
+                return self._whitespace(format)
 
     # Choices and constant strings.
 
@@ -132,17 +142,19 @@ class _TagCompiler:
         match format:
             case ConstStringFormat(text=text):
                 return text, ()
-            case TagFormat(begin=bytes(begin), content=content, ends=tuple(own)):
-                return begin, (*self.symbols(content, own), *self._ends(own))
-            case TagFormat(pointer=pointer):
-                _no_tokens(f"{pointer}/{'begin' if isinstance(format.begin, Token) else 'end'}")
+            case TagFormat(begin=begin, content=content, ends=own):
+                rest = (*self.symbols(content, own), *self._ends(own))
+                return (begin, rest) if isinstance(begin, bytes) else (b"", (*self._token(begin), *rest))
             case SequenceFormat(parts=(ConstStringFormat() | TagFormat() as first, *rest)):
                 begin, symbols = self._split(first, ends)
                 return begin, (*symbols, *self.symbols(SequenceFormat(tuple(rest)), ends))
             case _:
                 return b"", self.symbols(format, ends)
 
-    def _ends(self, ends: tuple[bytes, ...]) -> Symbols:
+    def _ends(self, ends: Ends) -> Symbols:
+        if isinstance(ends, Token):
+            return self._token(ends)
+
         def made() -> Symbols:
             empty: list[Symbols] = [()] if b"" in ends else []
             return self.rules.choice([*self._texts({end: [()] for end in ends if end}), *empty])
@@ -163,6 +175,25 @@ class _TagCompiler:
         self._known[key] = symbols = tuple(-1 - first - number for number in range(len(rests)))
         return [(symbol, *self.rules.choice(found)) for symbol, found in zip(symbols, rests.values(), strict=True)]
 
+    def _token(self, token: Token) -> Symbols:
+        return self._tokens(TokensFormat((token,), False, 1, 1), ())
+
+    def _tokens(self, format: TokensFormat, ends: Ends) -> Symbols:
+        if format.most == 0:
+            return ()
+        tokens = {token.number for token in format.tokens}
+        if format.is_excluded and isinstance(ends, Token):
+            tokens.add(ends.number)
+
+        def made() -> Symbols:
+            mask = bitmask(np.array(sorted(tokens), np.int64), len(self._vocabulary))
+            leaf = TokensLeaf(self._vocabulary.text_mask & ~mask if format.is_excluded else mask, format.most)
+            self.leaves.append(leaf)
+            symbol = (-len(self.leaves),)
+            return symbol if format.least else self.rules.choice([(), symbol])
+
+        return self._once(("tokens", *sorted(tokens), format.is_excluded, format.least, format.most), made)
+
     def _value(self, leaf: ValueLeaf) -> Symbols:
         if leaf not in self._known:
             self.leaves.append(leaf)
@@ -171,21 +202,17 @@ class _TagCompiler:
 
     # Texts.
 
-    def _leaf(self, leaf: TextLeaf) -> Symbol:
-        self.leaves.append(leaf)
-        return -len(self.leaves)
-
     def _once(self, key: Hashable, make: Callable[[], Symbols]) -> Symbols:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
-    def _regular(self, dfa: Dfa, max_chars: int | None = None) -> Symbols:
+    def _regular(self, dfa: Dfa, max_chars: int | None = None, max_tokens: int | None = None) -> Symbols:
         """Return symbols that derive the texts of an automaton."""
         number = len(self.leaves)
         labels: list[tuple[int, ...]] = [(number,) if accepts else () for accepts in dfa.accepting.tolist()]
-        symbol = self._leaf(TextLeaf(dfa, labels, max_chars))
-        return self.rules.choice([(), (symbol,)]) if dfa.accepting[START] else (symbol,)
+        self.leaves.append(TextLeaf(dfa, labels, max_chars, max_tokens))
+        return self.rules.choice([(), (-1 - number,)]) if dfa.accepting[START] else (-1 - number,)
 
     def _regex(self, format: RegexFormat) -> Symbols:
         try:
@@ -214,22 +241,33 @@ class _TagCompiler:
         return (numbers[0],)
 
     def _any_text(self, format: AnyTextFormat, ends: Ends) -> Symbols:
-        if format.max_tokens is not None:
-            raise GrammarError("'max_tokens' is not supported", pointer=f"{format.pointer}/max_tokens")
-        if format.max_chars == 0:
+        if 0 in (format.max_chars, format.max_tokens):
             return ()
         excluded = tuple(dict.fromkeys((*format.excludes, *_texts_of(ends))))
 
         def made() -> Symbols:
             dfa, _ = free_text((), excluded, self._budget)
-            return self._regular(dfa, format.max_chars)
+            return self._regular(dfa, format.max_chars, format.max_tokens)
 
-        return self._once(("any_text", excluded, format.max_chars), made)
+        return self._once(("any_text", excluded, format.max_chars, format.max_tokens), made)
+
+    def _raw_text(self, format: RawTextFormat) -> Symbols:
+        budget = self._budget
+        chars = length_char_dfa(format.min_length, format.max_length)
+        if format.pattern is not None:
+            chars = chars.intersect(pattern_chars(format.pattern), budget)
+        if format.format is not None and (known := format_chars(format.format)) is not None:
+            chars = chars.intersect(known, budget)
+        if format.texts is not None:
+            chars = chars.intersect(char_dfa(alternation(map(literal, format.texts)), budget), budget)
+        if format.end:
+            chars = chars.minus(char_dfa(containing(literal(format.end)), budget), budget)
+        return self._regular(byte_dfa(chars, "utf8", budget))
 
     def _dispatch(self, format: DispatchFormat, ends: Ends) -> Symbols:
         patterns = [pattern for pattern, _ in format.rules]
-        if any(isinstance(text, Token) for text in (*patterns, *format.excludes)):
-            _no_tokens(format.pointer)
+        if isinstance(patterns[0], Token):
+            return self._token_dispatch(format, ends)
         excluded = [text.decode() for text in format.excludes if isinstance(text, bytes)]
         if format.is_ended:
             excluded += _texts_of(ends)
@@ -245,12 +283,39 @@ class _TagCompiler:
         at_once: dict[bytes, list[Symbols]] = {}
         for text, content in zip(texts, contents, strict=True):
             at_once.setdefault(text.encode(), []).append(content)
-        free = (-1 - first,)
+        begun = self._texts(at_once) if format.at_least_one else []
+        return self._dispatched(format, self.rules.choice([(), (-1 - first,)]), begun, after_text)
+
+    def _token_dispatch(self, format: DispatchFormat, ends: Ends) -> Symbols:
+        patterns = tuple(pattern for pattern, _ in format.rules if isinstance(pattern, Token))
+        excluded = tuple(token for token in format.excludes if isinstance(token, Token))
+        free = self._tokens(TokensFormat((*patterns, *excluded), True, 0, None), ends if format.is_ended else ())
+        contents = [self.symbols(content, ends) for _, content in format.rules]
+        at_once = [(*self._token(token), *content) for token, content in zip(patterns, contents, strict=True)]
+        return self._dispatched(format, free, at_once, [(*free, *rest) for rest in at_once])
+
+    def _dispatched(
+        self, format: DispatchFormat, free: Symbols, at_once: list[Symbols], after_free: list[Symbols]
+    ) -> Symbols:
+        """Return the symbols of free text and of formats that follow patterns, with the text before them or at once."""
         if not format.loops:
-            return self.rules.choice(self._texts(at_once) if format.at_least_one else [(), free, *after_text])
-        begun = self.rules.choice(self._texts(at_once)) if format.at_least_one else ()
-        more = self.rules.repeat(self.rules.choice(after_text), 0, None)
-        return (*begun, *more, *self.rules.choice([(), free]))
+            return self.rules.choice(at_once if format.at_least_one else [free, *after_free])
+        begun = self.rules.choice(at_once) if format.at_least_one else ()
+        return (*begun, *self.rules.repeat(self.rules.choice(after_free), 0, None), *free)
+
+    def _whitespace(self, format: WhitespaceFormat) -> Symbols:
+        most = format.most
+        if most is None:
+            most = {"compact": 0, "bounded": 1, "any": None}[self._options.whitespace]
+        if most == 0:
+            return ()
+        times = "*" if most is None else f"{{0,{most}}}"
+        return self._once(
+            ("whitespace", most),
+            lambda: self._regular(
+                byte_dfa(char_dfa(parse_regex(f"[ \\t\\n]{times}"), self._budget), "utf8", self._budget)
+            ),
+        )
 
     def _separated(self, format: SeparatedTagsFormat) -> Symbols:
         tag = self._nonterminal(self._choice(format.tags, ()))
@@ -292,7 +357,7 @@ class _Values:
         return self._leaves[key]
 
     def _compiled(self, format: SchemaFormat, whitespace: WhitespacePolicy, order: PropertyOrder) -> ValueLeaf:
-        schema, inside = format.schema, ""
+        schema, inside = format.schema, format.inside
         try:
             document = checked_document(schema)
             if format.excludes:
@@ -366,10 +431,6 @@ def _quoted(text: str) -> str:
 
 def _texts_of(ends: Ends) -> list[str]:
     return [] if isinstance(ends, Token) else [end.decode() for end in ends if end]
-
-
-def _no_tokens(pointer: str) -> NoReturn:
-    raise GrammarError("tokens are not supported", pointer=pointer)
 
 
 def free_text(

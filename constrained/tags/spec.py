@@ -8,11 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from ..automaton.vocabulary import Vocabulary
 from ..errors import GrammarError
 from ..regex.charset import has_surrogates
+from .formats import (
+    AnyTextFormat,
+    ConstStringFormat,
+    DispatchFormat,
+    Format,
+    GrammarFormat,
+    OrFormat,
+    RegexFormat,
+    RepeatFormat,
+    SchemaFormat,
+    SeparatedTagsFormat,
+    SequenceFormat,
+    TagFormat,
+    Token,
+    TokensFormat,
+)
+from .xml_styles import XML_STYLES, XmlReader
 
 _MAX_NESTING = 30
 MAX_TIMES = 10_000  # of a repeat
@@ -21,149 +38,10 @@ _ENDS_OF_ESCAPES = frozenset("/bfnrtu0123456789abcdefABCDEF")
 _NO_END = -1  # of `repeat`: any number of times
 
 
-@dataclass(frozen=True)
-class Token:
-    """A token by its number or text."""
+def read_tags(spec: Mapping[str, Any] | str, vocabulary: Vocabulary) -> Format:
+    """Read a structural tag from its JSON, with the tokens of a vocabulary.
 
-    name: int | str
-    pointer: str
-
-
-@dataclass(frozen=True)
-class ConstStringFormat:
-    """A constant string."""
-
-    text: bytes
-
-
-@dataclass(frozen=True, eq=False)
-class SchemaFormat:
-    """A JSON value. `pointer` is that of the schema in the specification.
-
-    `order` and `whitespace` are None where the request decides. No text of `excludes` occurs in a string or name.
-    """
-
-    schema: Any
-    order: Literal["any", "schema"] | None
-    whitespace: Literal["compact", "bounded"] | None
-    excludes: tuple[str, ...]
-    pointer: str
-
-
-@dataclass(frozen=True)
-class AnyTextFormat:
-    """Text in which no text of `excludes` occurs, of a number of characters and tokens (None: any)."""
-
-    excludes: tuple[str, ...]
-    max_chars: int | None
-    max_tokens: int | None
-    pointer: str
-
-
-@dataclass(frozen=True)
-class RegexFormat:
-    """A whole match of a Python pattern."""
-
-    pattern: str
-    pointer: str
-
-
-@dataclass(frozen=True)
-class GrammarFormat:
-    """A text of a grammar in llama.cpp's notation."""
-
-    text: str
-    pointer: str
-
-
-@dataclass(frozen=True)
-class TokensFormat:
-    """Tokens one after another: of `tokens`, or of all others. `most` None: any number."""
-
-    tokens: tuple[Token, ...]
-    is_excluded: bool
-    least: int
-    most: int | None
-    pointer: str
-
-
-@dataclass(frozen=True)
-class TagFormat:
-    """A tag: its opening, a content, and one of its ends."""
-
-    begin: bytes | Token
-    content: Format
-    ends: tuple[bytes, ...] | Token
-    pointer: str
-
-
-@dataclass(frozen=True)
-class SequenceFormat:
-    """Formats one after another."""
-
-    parts: tuple[Format, ...]
-
-
-@dataclass(frozen=True)
-class OrFormat:
-    """Choice of one format."""
-
-    parts: tuple[Format, ...]
-
-
-@dataclass(frozen=True)
-class RepeatFormat:
-    """A format `least` to `most` times (None: any number of times)."""
-
-    content: Format
-    least: int
-    most: int | None
-
-
-@dataclass(frozen=True)
-class DispatchFormat:
-    """Free text in which each pattern is followed by a format of its own.
-
-    `excludes` do not occur in the free text. The text ends after one pattern and its format, unless it `loops`. With
-    `at_least_one` it begins with a pattern. The ends of the tag around it are excluded too, where it is `ended`.
-    """
-
-    rules: tuple[tuple[bytes | Token, Format], ...]
-    excludes: tuple[bytes | Token, ...]
-    loops: bool
-    at_least_one: bool
-    is_ended: bool
-    pointer: str
-
-
-@dataclass(frozen=True)
-class SeparatedTagsFormat:
-    """Tags with separators between them, and nothing else."""
-
-    tags: tuple[TagFormat, ...]
-    separator: bytes
-    at_least_one: bool
-    stop_after_first: bool
-
-
-Format = (
-    ConstStringFormat
-    | SchemaFormat
-    | AnyTextFormat
-    | RegexFormat
-    | GrammarFormat
-    | TokensFormat
-    | TagFormat
-    | SequenceFormat
-    | OrFormat
-    | RepeatFormat
-    | DispatchFormat
-    | SeparatedTagsFormat
-)
-
-
-def read_tags(spec: Mapping[str, Any] | str) -> Format:
-    """Read a structural tag from its JSON. Raises GrammarError with the pointer of what is wrong or not supported."""
+    Raises GrammarError with the pointer of what is wrong or not supported."""
     if isinstance(spec, str):
         try:
             spec = json.loads(spec)
@@ -175,7 +53,7 @@ def read_tags(spec: Mapping[str, Any] | str) -> Format:
         _fail(f"the type must be 'structural_tag', not {spec['type']!r}", "/type")
     if "format" in spec:
         fields = _Fields(spec, "", ("type", "format"))
-        return _SpecReader().format(fields.get("format"), "/format")
+        return _SpecReader(vocabulary).format(fields.get("format"), "/format")
     return _structures(_Fields(spec, "", ("type", "structures", "triggers")))
 
 
@@ -203,7 +81,8 @@ def _json(schema: Any) -> Any:
 
 
 class _SpecReader:
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._depth = 0
 
     def format(self, spec: Any, pointer: str) -> Format:
@@ -227,14 +106,22 @@ class _SpecReader:
         return ConstStringFormat(fields.bytes("value"))
 
     def schema(self, fields: _Fields) -> Format:
-        if (style := fields.spec.get("style", "json")) != "json":
-            _fail(f"the style {style!r} is not supported", fields.at("style"))
+        style = fields.spec.get("style", "json")
+        if style != "json" and style not in XML_STYLES:
+            known = ", ".join(map(repr, ("json", *XML_STYLES)))
+            _fail(f"the style {style!r} is not supported: {known} are", fields.at("style"))
         order: Literal["any", "schema"] | None = None
         if "any_order" in fields.spec:
             order = "any" if fields.flag("any_order", False) else "schema"
         most = fields.budget("max_whitespace_cnt")
         whitespace: Literal["compact", "bounded"] | None = None if most is None else "bounded" if most else "compact"
         excludes = fields.texts("excludes")
+        if style != "json":
+            if excludes:
+                _fail("'excludes' is for the style 'json'", fields.at("excludes"))
+            place, schema = fields.at("json_schema"), _json(fields.get("json_schema"))
+            names = self._vocabulary.names
+            return XmlReader(schema, XML_STYLES[style], whitespace, names, place).parameters(order == "any")
         for number, text in enumerate(excludes):
             # Strings are compared as values, so an escape must not be able to spell a part of such a text.
             if not text.isprintable() or set('"\\') & set(text) or text[0] in _ENDS_OF_ESCAPES:
@@ -242,9 +129,13 @@ class _SpecReader:
                 _fail(reason, f"{fields.at('excludes')}/{number}")
         return SchemaFormat(_json(fields.get("json_schema")), order, whitespace, excludes, fields.at("json_schema"))
 
+    def qwen_parameters(self, fields: _Fields) -> Format:
+        place, schema = fields.at("json_schema"), _json(fields.get("json_schema"))
+        return XmlReader(schema, XML_STYLES["qwen_xml"], None, self._vocabulary.names, place).parameters(False)
+
     def any_text(self, fields: _Fields) -> Format:
         budgets = fields.budget("max_chars"), fields.budget("max_tokens")
-        return AnyTextFormat(fields.texts("excludes"), *budgets, fields.pointer)
+        return AnyTextFormat(fields.texts("excludes"), *budgets)
 
     def regex(self, fields: _Fields) -> Format:
         return RegexFormat(fields.text("pattern"), fields.at("pattern"))
@@ -253,13 +144,13 @@ class _SpecReader:
         return GrammarFormat(fields.text("grammar"), fields.at("grammar"))
 
     def token(self, fields: _Fields) -> Format:
-        return TokensFormat((fields.token("token"),), False, 1, 1, fields.pointer)
+        return TokensFormat((self._token(fields.get("token"), fields.at("token")),), False, 1, 1)
 
     def exclude_token(self, fields: _Fields) -> Format:
-        return TokensFormat(fields.tokens("exclude_tokens"), True, 1, 1, fields.pointer)
+        return TokensFormat(self._excluded(fields), True, 1, 1)
 
     def any_tokens(self, fields: _Fields) -> Format:
-        return TokensFormat(fields.tokens("exclude_tokens"), True, 0, fields.budget("max_tokens"), fields.pointer)
+        return TokensFormat(self._excluded(fields), True, 0, fields.budget("max_tokens"))
 
     def sequence(self, fields: _Fields) -> Format:
         return SequenceFormat(self._formats(fields))
@@ -286,8 +177,8 @@ class _SpecReader:
         return RepeatFormat(self._inner(fields), least, None if most == _NO_END else most)
 
     def tag(self, fields: _Fields) -> TagFormat:
-        begin: bytes | Token = self._token(fields, "begin") or fields.bytes("begin")
-        ends: tuple[bytes, ...] | Token | None = self._token(fields, "end")
+        begin: bytes | Token = self._token_format(fields, "begin") or fields.bytes("begin")
+        ends: tuple[bytes, ...] | Token | None = self._token_format(fields, "end")
         if ends is None:
             several = isinstance(fields.get("end"), list)
             ends = tuple(text.encode() for text in fields.texts("end", 1, True)) if several else (fields.bytes("end"),)
@@ -299,8 +190,8 @@ class _SpecReader:
         return _triggered(triggers, self._tags(fields), excludes, *_loops(fields), fields)
 
     def token_triggered(self, fields: _Fields) -> Format:
-        triggers = fields.tokens("trigger_tokens", least=1)
-        return _triggered(triggers, self._tags(fields), fields.tokens("exclude_tokens"), *_loops(fields), fields)
+        triggers = self._tokens(fields, "trigger_tokens", least=1)
+        return _triggered(triggers, self._tags(fields), self._excluded(fields), *_loops(fields), fields)
 
     def separated(self, fields: _Fields) -> Format:
         flags = fields.flag("at_least_one", False), fields.flag("stop_after_first", False)
@@ -313,12 +204,11 @@ class _SpecReader:
             rules.append((_checked_text(pattern, f"{pointer}/0").encode(), format))
             if not rules[-1][0]:
                 _fail("an empty pattern", f"{pointer}/0")
-        return DispatchFormat(tuple(rules), excludes, fields.flag("loop", True), False, False, fields.pointer)
+        return DispatchFormat(tuple(rules), excludes, fields.flag("loop", True), False, False)
 
     def token_dispatch(self, fields: _Fields) -> Format:
-        rules = [(_checked_token(pattern, f"{pointer}/0"), format) for pattern, format, pointer in self._rules(fields)]
-        excludes = fields.tokens("exclude_tokens")
-        return DispatchFormat(tuple(rules), excludes, fields.flag("loop", True), False, False, fields.pointer)
+        rules = [(self._token(pattern, f"{pointer}/0"), format) for pattern, format, pointer in self._rules(fields)]
+        return DispatchFormat(tuple(rules), self._excluded(fields), fields.flag("loop", True), False, False)
 
     def _inner(self, fields: _Fields) -> Format:
         return self.format(fields.get("content"), fields.at("content"))
@@ -341,7 +231,7 @@ class _SpecReader:
         names = _FORMATS["tag"][0]
         return tuple(self.tag(item) for item in fields.items("tags", ("type", *names)))
 
-    def _token(self, fields: _Fields, name: str) -> Token | None:
+    def _token_format(self, fields: _Fields, name: str) -> Token | None:
         """Read a field that is a token, None if it is something else."""
         value = fields.get(name)
         if not isinstance(value, Mapping):
@@ -351,6 +241,25 @@ class _SpecReader:
             _fail(f"{name!r} must be a text or a format of the type 'token'", fields.at(name))
         return found.tokens[0]
 
+    def _token(self, value: Any, pointer: str, *, is_excluded: bool = False) -> Token:
+        if isinstance(value, str):
+            _checked_text(value, pointer)
+        elif type(value) is not int:
+            _fail("a token must be its number or its text", pointer)
+        number = self._vocabulary.number_of(value)
+        if number is None:
+            _fail(f"the vocabulary has no token {value!r}", pointer)
+        if number in self._vocabulary.eos_ids and not is_excluded:
+            _fail(f"the token {value!r} ends an output, so it cannot be a part of one", pointer)
+        return Token(number, value)
+
+    def _tokens(self, fields: _Fields, name: str, least: int = 0, *, is_excluded: bool = False) -> tuple[Token, ...]:
+        place, values = fields.at(name), fields.values(name, least)
+        return tuple(self._token(value, f"{place}/{n}", is_excluded=is_excluded) for n, value in enumerate(values))
+
+    def _excluded(self, fields: _Fields) -> tuple[Token, ...]:
+        return self._tokens(fields, "exclude_tokens", is_excluded=True)
+
 
 _Reader = Callable[[_SpecReader, "_Fields"], Format]
 _FORMATS: dict[str, tuple[tuple[str, ...], _Reader]] = {
@@ -359,6 +268,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], _Reader]] = {
         ("json_schema", "style", "any_order", "max_whitespace_cnt", "excludes"),
         _SpecReader.schema,
     ),
+    "qwen_xml_parameter": (("json_schema",), _SpecReader.qwen_parameters),
     "any_text": (("excludes", "max_chars", "max_tokens"), _SpecReader.any_text),
     "regex": (("pattern",), _SpecReader.regex),
     "grammar": (("grammar",), _SpecReader.grammar),
@@ -400,14 +310,14 @@ def _triggered(
 ) -> Format:
     """Return the free text with tags: each trigger is followed by the rest of one of the tags that begin with it."""
     is_text = isinstance(triggers[0], bytes)
-    names = [_name(trigger) for trigger in triggers]
-    rests: dict[bytes | int | str, list[Format]] = {name: [] for name in names}
-    lengths = sorted({len(name) for name in names if isinstance(name, bytes)})
+    named: tuple[bytes | Token, ...] = triggers
+    rests: dict[bytes | Token, list[Format]] = {trigger: [] for trigger in named}
+    lengths = sorted({len(trigger) for trigger in triggers if isinstance(trigger, bytes)})
     for tag in tags:
         if isinstance(tag.begin, bytes) != is_text:
             _fail(f"'begin' must be a {'text' if is_text else 'token'} here", f"{tag.pointer}/begin")
-        begin = _name(tag.begin)
-        cut: list[bytes | int | str] = [begin]
+        begin = tag.begin
+        cut: list[bytes | Token] = [begin]
         if isinstance(begin, bytes):
             cut = [begin[:length] for length in lengths if length <= len(begin)]
         begun = [trigger for trigger in cut if trigger in rests]
@@ -417,20 +327,16 @@ def _triggered(
             rest = begin[len(trigger) :] if isinstance(begin, bytes) and isinstance(trigger, bytes) else b""
             rests[trigger].append(TagFormat(rest, tag.content, tag.ends, tag.pointer))
     rules: list[tuple[bytes | Token, Format]] = []
-    for number, name in enumerate(names):
-        if not rests[name]:
+    for number, trigger in enumerate(named):
+        if not rests[trigger]:
             place = fields.at("triggers" if is_text else "trigger_tokens")
-            _fail(f"no tag begins with the trigger {_shown(name)!r}", f"{place}/{number}")
-        rules.append((triggers[number], OrFormat(tuple(rests[name]))))
-    return DispatchFormat(tuple(rules), excludes, loops, at_least_one, True, fields.pointer)
+            _fail(f"no tag begins with the trigger {_shown(trigger)!r}", f"{place}/{number}")
+        rules.append((trigger, OrFormat(tuple(rests[trigger]))))
+    return DispatchFormat(tuple(rules), excludes, loops, at_least_one, True)
 
 
-def _name(begin: bytes | Token) -> bytes | int | str:
-    return begin if isinstance(begin, bytes) else begin.name
-
-
-def _shown(name: bytes | int | str) -> int | str:
-    return name.decode() if isinstance(name, bytes) else name
+def _shown(begin: bytes | Token) -> int | str:
+    return begin.decode() if isinstance(begin, bytes) else begin.shown
 
 
 class _Fields:
@@ -487,20 +393,8 @@ class _Fields:
             _fail("an empty text", f"{self.at(name)}/{found.index('')}")
         return tuple(found)
 
-    def token(self, name: str) -> Token:
-        return _checked_token(self.get(name), self.at(name))
-
-    def tokens(self, name: str, least: int = 0) -> tuple[Token, ...]:
-        return tuple(_checked_token(value, f"{self.at(name)}/{n}") for n, value in enumerate(self.values(name, least)))
-
 
 def _checked_text(value: Any, pointer: str) -> str:
     if not isinstance(value, str) or has_surrogates(value):
         _fail("not a string without lone surrogates", pointer)
     return value
-
-
-def _checked_token(value: Any, pointer: str) -> Token:
-    if type(value) is not int and not isinstance(value, str):
-        _fail("a token must be its number or its text", pointer)
-    return Token(value, pointer)

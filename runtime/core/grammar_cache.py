@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,6 +77,7 @@ class GrammarCache:
         token_bytes: Sequence[bytes | None],
         eos_ids: Iterable[int],
         *,
+        special_ids: Mapping[str, int] | None = None,
         engine: BackendName = "native",
         additional_properties: AdditionalProperties = "closed",
         number_digits: int = DEFAULT_NUMBER_DIGITS,
@@ -85,8 +86,11 @@ class GrammarCache:
         max_bytes: int = MAX_GRAMMAR_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
-        """`wait_for_loops` is called in a thread when a grammar needs the compiled loops and they are postponed."""
-        vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
+        """`special_ids` are special tokens by name.
+
+        `wait_for_loops` is called in a thread when a grammar needs the compiled loops and they are postponed.
+        """
+        vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids, special_ids)
         try:
             self._compile_source = backend(engine, vocabulary)
         except ImportError as error:

@@ -97,7 +97,7 @@ def load_core(
     engine.warm_up()
     info = _model_info(config, path, name, engine)
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
-    vocabulary = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
+    vocabulary = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids), tokenizer.special_ids)
     adapters = Adapters(config, engine, info)
     sizes = _cache_sizes(info)
     cache = make_cache(config, sizes, events=config.kv_events is not None)
@@ -223,6 +223,7 @@ def _grammar_cache(
         vocabulary.token_bytes,
         vocabulary.eos_ids,
         recorder.measures,
+        special_ids=vocabulary.special_ids,
         engine=config.grammar_backend,
         additional_properties=config.additional_properties,
         number_digits=config.number_digits,

@@ -132,6 +132,7 @@ class _ReplayScheduler:
             GrammarCache(
                 vocabulary.token_bytes,
                 vocabulary.eos_ids,
+                special_ids=vocabulary.special_ids,
                 engine=header.config.grammar_backend,
                 additional_properties=header.config.additional_properties,
                 number_digits=header.config.number_digits,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...constrained.backends import MatcherSource
@@ -13,11 +13,15 @@ from ..protocol.sampling import Constraint
 
 @dataclass(frozen=True)
 class VocabularyInfo:
-    """Facts about the tokenizer's vocabulary. `token_bytes[id]` is the output of a token, None for special tokens."""
+    """Facts about the tokenizer's vocabulary.
+
+    `token_bytes[id]` is the output of a token, None for special tokens, whose names are those of `special_ids`.
+    """
 
     vocab_size: int
     token_bytes: Sequence[bytes | None]
     eos_ids: frozenset[int]
+    special_ids: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(self.token_bytes) == self.vocab_size

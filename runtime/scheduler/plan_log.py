@@ -41,6 +41,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     rope: RopeSwitch | None = None
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
+    special_ids: dict[str, int] = {}
 
     @classmethod
     def of(
@@ -60,6 +61,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             rope=rope,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),
+            special_ids=dict(vocabulary.special_ids),
             **sizes._asdict(),
         )
 
@@ -70,7 +72,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     def vocabulary(self) -> VocabularyInfo:
         """Return the vocabulary facts that the header holds."""
         decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
-        return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids))
+        return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids), self.special_ids)
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, tag="message"):

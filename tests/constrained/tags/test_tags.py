@@ -300,7 +300,7 @@ def test_white_space_and_order_are_those_of_the_format() -> None:
         ({"format": {"type": "tokens"}}, "/format/type", "'tokens'"),
         ({"format": YES | {"content": {"type": "regex", "pattern": "a(b"}}}, "/format/content/pattern", "never closed"),
         ({"format": YES | {"content": {"type": "grammar", "grammar": "root = 1"}}}, "/format/content/grammar", "::="),
-        ({"format": {"type": "json_schema", "json_schema": True, "style": "qwen_xml"}}, "/format/style", "style"),
+        ({"format": {"type": "json_schema", "json_schema": True, "style": "xml"}}, "/format/style", "style"),
         (
             {"format": {"type": "triggered_tags", "triggers": ["<y"], "tags": [YES], "at_least_one": 1}},
             "/format/at_least_one",

@@ -175,7 +175,7 @@ class ConstraintChecker:
         from .....constrained.automaton.vocabulary import Vocabulary
 
         tokens = (list(tokenizer.token_bytes) + [None] * vocab_size)[:vocab_size]
-        self._vocabulary = Vocabulary.from_tokens(tokens, tokenizer.eos_ids)
+        self._vocabulary = Vocabulary.from_tokens(tokens, tokenizer.eos_ids, tokenizer.special_ids)
         self._texts = TokenTexts(tokenizer)
         self._config = config
         self._checked: OrderedDict[Constraint, _Checked] = OrderedDict()
