@@ -32,7 +32,13 @@ REFUSED = {
     "modelopt-int8_smoothquant": r"quant_algo: supported: FP8, .*'W8A8_SQ_PER_CHANNEL' is not supported",
 }
 # The inputs that weights are seen by are rounded to a stored scale; scales and zero points are kept as float16.
-LOOSE = {"llmcompressor-FP8": 0.06, "modelopt-fp8": 0.06, "modelopt-fp8_kv": 0.06, "gptqmodel-gptq_asymmetric": 0.04}
+LOOSE = {
+    "llmcompressor-FP8": 0.06,
+    "llmcompressor-NVFP4": 0.06,
+    "modelopt-fp8": 0.06,
+    "modelopt-fp8_kv": 0.06,
+    "gptqmodel-gptq_asymmetric": 0.04,
+}
 NAMES = sorted(file.stem for file in DATA.glob("*.zip") if not file.stem.startswith("speculators-"))
 
 
@@ -98,6 +104,11 @@ INPUTS = {
     "fp8": QuantizationArgs(type="float", **TOKEN),
     "mxfp4": QuantizationArgs(num_bits=4, **GROUP),
     "mxfp8": QuantizationArgs(num_bits=8, **GROUP),
+    "nvfp4": QuantizationArgs(
+        num_bits=4,
+        **GROUP
+        | {"strategy": "tensor_group", "group_size": 16, "dynamic": "local", "scale_dtype": torch.float8_e4m3fn},
+    ),
 }
 
 
@@ -105,16 +116,35 @@ INPUTS = {
 def test_inputs_are_rounded_as_compressed_tensors_rounds_them(kind: str) -> None:
     torch.manual_seed(2)
     x = torch.randn(40, 128) * torch.logspace(-3, 3, 40)[:, None]
-    batch = x if kind.startswith("mx") else x[None]
-    scale, zero = compute_dynamic_scales_and_zp(batch, INPUTS[kind], torch.nn.Module())
-    expected = fake_quantize(batch, scale, zero, INPUTS[kind]).view(40, 128)
-    found = RoundedInputs(DenseLinear(torch.eye(128)), kind)(x)  # type: ignore[arg-type]
+    batch = x if kind.endswith("fp4") or kind.startswith("mx") else x[None]
+    whole = 6 * 448 / x.abs().max() if kind == "nvfp4" else None
+    scale, zero = compute_dynamic_scales_and_zp(batch, INPUTS[kind], torch.nn.Module(), whole)
+    expected = fake_quantize(batch, scale, zero, INPUTS[kind], global_scale=whole).view(40, 128)
+    layer = RoundedInputs(DenseLinear(torch.eye(128)), kind, None if whole is None else torch.zeros(1), True)  # type: ignore[arg-type]
+    if whole is not None:
+        layer.row_destinations(0, 128)["input_global_scale"].put(whole)
+    found = layer(x)
     if kind == "int8":  # its scales are those of 127.5 steps here, and of 127 in the products
         assert ((found - expected).abs() <= x.abs().amax(1, keepdim=True) / 127).all()
         return
     # A number in the middle of two codes may become either, by the last bit of its scale.
     assert ((found - expected).abs() > 1e-5 * expected.abs() + 1e-9).float().mean() < 0.01
     torch.testing.assert_close(found, expected, rtol=0.15, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_inputs_with_a_stored_scale_are_rounded_as_compressed_tensors_rounds_them(kind: str) -> None:
+    torch.manual_seed(2)
+    x, type_ = torch.randn(40, 128), "int" if kind == "int8" else "float"
+    scale = x.abs().amax() / (200 if kind == "int8" else 700)  # the largest are cut off
+    args = QuantizationArgs(num_bits=8, type=type_, strategy="tensor", symmetric=True)
+    layer = RoundedInputs(DenseLinear(torch.eye(128)), kind, torch.zeros(1))  # type: ignore[arg-type]
+    put = layer.row_destinations(0, 128)["input_scale"].put
+    for stored in (scale / 2, scale):  # fused modules share the largest
+        put(stored)
+    with pytest.raises(ValueError, match=r"is 0\.0: a scale of inputs is above 0"):
+        put(torch.tensor(0.0))
+    torch.testing.assert_close(layer(x), fake_quantize(x, scale, torch.zeros(1, dtype=torch.int8), args))
 
 
 @pytest.mark.parametrize("name", ["eagle3", "eagle3_norm_before_residual"])

@@ -440,12 +440,14 @@ def test_configs_in_older_places_are_read(place: str, stored: str, dense: Path, 
 
 
 @pytest.mark.parametrize("dense", ["llama"], indirect=True)
-def test_nvfp4_of_modelopt_is_read(dense: Path, tmp_path: Path) -> None:
-    """modelopt quantises to it on GPUs only. The format: e2m1 times e4m3 times a float32."""
+@pytest.mark.parametrize("algorithm", ["W4A16_NVFP4", "NVFP4"])
+def test_nvfp4_of_modelopt_is_read(algorithm: str, dense: Path, tmp_path: Path) -> None:
+    """modelopt quantises to it on GPUs only. The format: e2m1 times e4m3 times a float32, of inputs a stored one."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    input_scales = {"q_proj": 4e-4, "k_proj": 1.6e-3, "v_proj": 8e-4}  # fused modules take the largest
 
-    def parts(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        whole = w.abs().max() / (6 * 448)
+    def parts(w: torch.Tensor, whole: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        whole = w.abs().max() / (6 * 448) if whole is None else whole
         scale = (w.unflatten(1, (-1, 16)).abs().amax(2) / 6 / whole).to(torch.float8_e4m3fn)
         unit = w / (scale.float().repeat_interleave(16, 1) * whole)
         return (unit[..., None] - numbers).abs().argmin(-1), scale, whole
@@ -453,16 +455,34 @@ def test_nvfp4_of_modelopt_is_read(dense: Path, tmp_path: Path) -> None:
     def pack(module: str, w: torch.Tensor) -> Tensors:
         codes, scale, whole = parts(w)
         packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
-        scales = {"weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.ones(())}
+        scales = {"weight_scale": scale, "weight_scale_2": whole}
+        if algorithm == "NVFP4":
+            scales["input_scale"] = torch.tensor(input_scales.get(module.rpartition(".")[2], 1.6e-3))
         return {f"{module}.weight": packed} | {f"{module}.{name}": value for name, value in scales.items()}
 
     def unpack(module: str, w: torch.Tensor) -> Tensors:
         codes, scale, whole = parts(w)
         return {f"{module}.weight": numbers[codes] * scale.float().repeat_interleave(16, 1) * whole}
 
-    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "model.embed*"]}
+    def round_inputs(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        codes, scale, whole = parts(inputs[0][0], torch.tensor(1.6e-3))
+        return (numbers[codes] * scale.float().repeat_interleave(16, 1) * whole)[None]
+
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": ["lm_head", "model.embed*"]}
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
-    expected = logits(changed(dense, tmp_path / "reference", unpack))
+    reference = changed(dense, tmp_path / "reference", unpack)
+    expected = logits(reference)
+    if algorithm == "NVFP4":
+        judge = transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
+        for name, module in judge.named_modules():
+            if name.endswith("_proj"):
+                module.register_forward_pre_hook(round_inputs)
+        exact = expected
+        with torch.inference_mode():
+            expected = judge(torch.tensor([TOKENS])).logits[0]
+        # A number in the middle of two codes may become either.
+        assert (logits(packed) - expected).norm() < 0.2 * (expected - exact).norm()
+        return
     torch.testing.assert_close(logits(packed), expected, rtol=1e-4, atol=1e-4)
 
 

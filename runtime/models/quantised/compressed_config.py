@@ -8,8 +8,8 @@ from ..config_fields import ConfigFields
 from .blockwise import FP8_BLOCK
 from .int4 import STORED_GROUP_SIZES
 from .mxfp4 import MXFP4_GROUP
+from .rounding import NVFP4_GROUP
 from .scheme import InputKind, Quantisation, Scheme, WeightKind
-from .widening import NVFP4_GROUP
 
 _EVERY_LINEAR = "re:"
 _FORMATS = {
@@ -86,7 +86,7 @@ def _inputs(inputs: ConfigFields) -> tuple[InputKind | None, bool]:
     if (kind, bits) == ("float", 4):
         if inputs.one_of("strategy", ("group", "tensor_group"), default="tensor") == "tensor_group":
             inputs.exactly("group_size", NVFP4_GROUP)
-            return None, True  # their scales are stored, and not used: weights are widened
+            return "nvfp4", True
         inputs.exactly("group_size", MXFP4_GROUP)
         return "mxfp4", False
     if bits != 8:
@@ -179,7 +179,7 @@ def _integer_scheme(
         widened=not computed or static,
         packed=is_packed,
         static=static,
-        rounded_inputs=None if static else rounded,
+        rounded_inputs=rounded,
     )
 
 

@@ -14,8 +14,8 @@ from ..config_fields import ConfigFields
 from .blockwise import FP8_BLOCK
 from .compressed_config import parse_compressed_tensors
 from .int4 import STORED_GROUP_SIZES
+from .rounding import NVFP4_GROUP
 from .scheme import InputKind, Quantisation, Scheme, WeightKind
-from .widening import NVFP4_GROUP
 
 _METHODS = ("compressed-tensors", "awq", "gptq", "auto-round", "fp8", "bitsandbytes", "torchao", "modelopt", "mxfp4")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
@@ -188,11 +188,12 @@ def _torchao(fields: ConfigFields) -> Quantisation:
     return Quantisation(scheme, ignored)
 
 
+_NVFP4 = {"kind": "nvfp4", "group_size": NVFP4_GROUP, "widened": True}
 _MODELOPT: dict[str, dict[str, Any]] = {
     "FP8": {"kind": "fp8", "activations": True, "static": True, "per_tensor": True},
     "FP8_PER_CHANNEL_PER_TOKEN": {"kind": "fp8", "activations": True, "flat_scales": True},
-    "NVFP4": {"kind": "nvfp4", "group_size": NVFP4_GROUP, "widened": True, "static": True},
-    "W4A16_NVFP4": {"kind": "nvfp4", "group_size": NVFP4_GROUP, "widened": True},
+    "NVFP4": _NVFP4 | {"static": True, "rounded_inputs": "nvfp4"},
+    "W4A16_NVFP4": _NVFP4,
 }
 
 

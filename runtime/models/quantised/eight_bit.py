@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from .... import kernels
 from ..linear import Destination, bias_destination, total_bytes
-from .rounding import FP8, FP8_MAX, MANY_ROWS, fp8_as_bfloat16, fp8_rows, int8_rows
+from .rounding import FP8, MANY_ROWS, fp8_as_bfloat16, fp8_rows, input_codes, int8_rows, keep_larger_scale
 from .scheme import Scheme
 
 if TYPE_CHECKING:
@@ -106,14 +106,7 @@ class EightBitLinear:
 
     def _input_codes(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Round inputs to codes with a scale per row, [T, 1]."""
-        if self.input_scale_1 is None:
-            return fp8_rows(x) if self.scheme.kind == "fp8" else int8_rows(x)
-        scaled = x.float() / self.input_scale_1
-        if self.scheme.kind == "fp8":
-            codes = scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8)
-        else:
-            codes = scaled.round_().clamp_(-128, 127).to(torch.int8)
-        return codes, self.input_scale_1.expand(len(x), 1)
+        return input_codes(x, FP8 if self.scheme.kind == "fp8" else torch.int8, self.input_scale_1)
 
     def _kernel_input_codes(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.input_scale_1 is None:
@@ -179,11 +172,8 @@ class EightBitLinear:
         }
 
     def _put_input_scale(self, stored: torch.Tensor) -> None:
-        """Take the larger one of the fused modules' scales, which keeps all of their inputs' range."""
-        if not float(stored) > 0:
-            raise ValueError(f"is {float(stored)}: a scale of inputs is above 0")
         assert self.input_scale_1 is not None
-        self.input_scale_1.clamp_(min=float(stored))
+        keep_larger_scale(self.input_scale_1, float(stored))
 
     def finish(self) -> None:
         if self._products is not None and self._products.reads(self.codes_NC.dtype, self.codes_NC.device):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..linear import DenseLinear, Linear, WrappedLinear
+from ..linear import DenseLinear, Destination, Linear, WrappedLinear
 from ..packed_linear import PackedLinear, can_pack
 from .bitsandbytes import CodebookLinear
 from .block_linear import BlockLinear
@@ -16,7 +16,7 @@ from .blockwise import BlockwiseLinear
 from .eight_bit import EightBitLinear
 from .int4 import Int4Linear
 from .mxfp4 import MXFP4_GROUP, Mxfp4Linear
-from .rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows, mx_groups
+from .rounding import FP8, GROUP_SIZES, input_codes, int4_group_size, keep_larger_scale, mx_groups, nv_groups
 from .scheme import FOUR_BIT_BLOCKS, GGUF_GROUP, InputKind, Quantisation, Scheme
 
 
@@ -51,7 +51,9 @@ def make_linear(
         found = PackedLinear(dense) if can_pack(device, dtype) else dense
     if len(set(schemes)) > 1 or scheme is None or scheme.rounded_inputs is None:
         return found
-    return RoundedInputs(found, scheme.rounded_inputs)
+    stored = torch.zeros(1, device=device, dtype=torch.float32) if scheme.static else None
+    is_divisor = scheme.kind == "nvfp4" and scheme.source == "compressed-tensors"
+    return RoundedInputs(found, scheme.rounded_inputs, stored, is_divisor)
 
 
 def _of_blocks(
@@ -121,15 +123,32 @@ class RoundedInputs(WrappedLinear):
     come."""
 
     kind: InputKind
+    scale_1: torch.Tensor | None = None  # float32, stored: of all inputs; of fused modules the largest
+    is_divisor: bool = False  # its reciprocal is stored
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         match self.kind:
             case "mxfp4" | "mxfp8":
                 rounded = mx_groups(x, 4 if self.kind == "mxfp4" else 8)
+            case "nvfp4":
+                assert self.scale_1 is not None
+                rounded = nv_groups(x, self.scale_1)
             case _:
-                codes, scale_T1 = int8_rows(x) if self.kind == "int8" else fp8_rows(x)
+                codes, scale_T1 = input_codes(x, FP8 if self.kind == "fp8" else torch.int8, self.scale_1)
                 rounded = codes.float() * scale_T1
         return self.linear(rounded.to(x.dtype))
+
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        parts = self.linear.row_destinations(start, size)
+        if self.scale_1 is not None:
+            name = "input_global_scale" if self.is_divisor else "input_scale"
+            parts[name] = Destination((1,), self._put_scale, outputs=None, inputs=None)
+        return parts
+
+    def _put_scale(self, stored: torch.Tensor) -> None:
+        assert self.scale_1 is not None
+        scale = float(stored)
+        keep_larger_scale(self.scale_1, 1 / scale if self.is_divisor and scale else scale)
 
 
 def make_vocabulary(

@@ -10,7 +10,9 @@ import torch
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _SIGN = -0x8000  # of an int16
+FP4_MAX = 6.0
 _MX_GROUP = 32
+NVFP4_GROUP = 16
 MANY_ROWS = 256  # from so many rows on, products on a GPU are bound by compute: an estimate, to be measured
 GROUP_SIZES = (128, 64, 32)  # supported by the int4 product, the smallest overhead first
 
@@ -56,6 +58,30 @@ def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor,
     return codes.view(N, C).to(torch.uint8), scale_NG, zero_NG.to(torch.uint8)
 
 
+def input_codes(
+    x_TC: torch.Tensor, dtype: torch.dtype, scale_1: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round rows to codes of `dtype`, int8 or FP8, with scales [T, 1]: the stored `scale_1`, or None: one by row."""
+    if scale_1 is None:
+        return fp8_rows(x_TC) if dtype == FP8 else int8_rows(x_TC)
+    scaled = x_TC.float() / scale_1
+    if dtype == FP8:
+        codes = scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+    else:
+        codes = scaled.round_().clamp_(-128, 127).to(torch.int8)
+    return codes, scale_1.expand(len(x_TC), 1)
+
+
+def keep_larger_scale(scale_1: torch.Tensor, stored: float) -> None:
+    """Take the scale `stored` if it is larger: of fused modules it keeps the range of all their inputs.
+
+    Raises ValueError for a scale that is not above 0.
+    """
+    if not 0 < stored < float("inf"):
+        raise ValueError(f"is {stored}: a scale of inputs is above 0")
+    scale_1.clamp_(min=stored)
+
+
 def mx_groups(x_TC: torch.Tensor, bits: int) -> torch.Tensor:
     """Round rows to e2m1 numbers (4 bits) or e4m3 ones (8) times a power of two per 32, and return them in float32.
 
@@ -66,13 +92,24 @@ def mx_groups(x_TC: torch.Tensor, bits: int) -> torch.Tensor:
     mantissa, exponent = torch.frexp(groups.abs().amax(2, keepdim=True))
     exponent = exponent - (mantissa < 0.875).int() - (2 if bits == 4 else 8)
     scaled = torch.ldexp(groups, -exponent)
-    if bits == 4:
-        size = scaled.abs().clamp_(max=6)
-        step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-        scaled = (size / step).round_() * step * scaled.sign()
-    else:
-        scaled = scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8).float()
+    scaled = _e2m1(scaled) if bits == 4 else scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8).float()
     return torch.ldexp(scaled, exponent).flatten(1)
+
+
+def nv_groups(x_TC: torch.Tensor, scale_1: torch.Tensor) -> torch.Tensor:
+    """Round rows to e2m1 numbers times an e4m3 number per 16 times `scale_1`, and return them in float32."""
+    groups = x_TC.float().unflatten(1, (-1, NVFP4_GROUP))
+    largest = groups.abs().amax(2, keepdim=True)
+    scale = (largest / (FP4_MAX * scale_1)).clamp_(max=FP8_MAX).to(FP8).float() * scale_1
+    # A group whose scale becomes 0 is one of zeros.
+    return (_e2m1(groups / torch.where(scale == 0, torch.inf, scale)) * scale).flatten(1)
+
+
+def _e2m1(scaled: torch.Tensor) -> torch.Tensor:
+    """Round to 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; from the middle to the even code."""
+    size = scaled.abs().clamp_(max=FP4_MAX)
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (size / step).round_() * step * scaled.sign()
 
 
 def int4_group_size(*nums_inputs: int) -> int | None:

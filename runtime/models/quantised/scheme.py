@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 WeightKind = Literal["int8", "int4", "int2", "fp8", "mxfp4", "nvfp4", "nf4", "fp4"]
 WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8", "bitsandbytes", "mxfp4", "modelopt"]
-InputKind = Literal["int8", "fp8", "mxfp4", "mxfp8"]  # by token, and those of MX by 32 inputs
+InputKind = Literal["int8", "fp8", "mxfp4", "mxfp8", "nvfp4"]  # by token, those of MX by 32 inputs, nvfp4 by 16
 
 FOUR_BIT_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # of GGUF, which stay in 4 bits on any device
 GGUF_GROUP = 32  # inputs of their scales

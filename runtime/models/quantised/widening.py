@@ -9,7 +9,7 @@ Legend: N outputs, C inputs, G groups of a row's C, R rows of scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,13 +20,13 @@ from .bitsandbytes import Codebook
 from .blockwise import FP8_BLOCK
 from .int4_packing import AWQ_ORDER, unpack
 from .mxfp4 import FP4_NUMBERS, MXFP4_GROUP
-from .rounding import FP8, fp8_as_bfloat16
+from .rounding import FP8, NVFP4_GROUP, fp8_as_bfloat16
 from .scheme import Quantisation, Scheme
 
-NVFP4_GROUP = 16
 _EXPONENT_BIAS = 127
 _READ_AS_STORED = ("dense", "gguf", "mxfp4")
 _ANY_INTEGER = (torch.int32, torch.int64)
+_INPUT_SCALES = ("input_scale", "input_global_scale")
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -48,24 +48,28 @@ def widen(parts: dict[str, Destination], quantisation: Quantisation) -> dict[str
         if scheme is None or scheme.source in _READ_AS_STORED:
             found[name] = to
         else:
-            found |= {f"{module}.{last}": piece for last, piece in _pieces(scheme, to).items()}
+            rounds_inputs = any(f"{module}.{last}" in parts for last in _INPUT_SCALES)
+            pieces = _pieces(scheme, to, left=_INPUT_SCALES if rounds_inputs else ())
+            found |= {f"{module}.{last}": piece for last, piece in pieces.items()}
     return found
 
 
-def _pieces(scheme: Scheme, to: Destination) -> dict[str, Destination]:
+def _pieces(scheme: Scheme, to: Destination, left: Sequence[str]) -> dict[str, Destination]:
+    """Return the destinations of a matrix's stored tensors, but for those in `left`, which its layer takes itself."""
     stored = _stored(scheme, *to.shape)
+    tensors = {name: kind for name, kind in stored.tensors.items() if name not in left}
     seen: dict[str, torch.Tensor] = {}
 
     def put(name: str, tensor: torch.Tensor) -> None:
         seen[name] = tensor
-        if len(seen) == len(stored.tensors):
+        if len(seen) == len(tensors):
             weight_NC = stored.decode(seen)
             seen.clear()
             to.put(weight_NC if to.part is None else weight_NC[to.part])
 
     return {
         name: Destination(shape, partial(put, name), dtypes, outputs=None, inputs=None)
-        for name, (shape, dtypes) in stored.tensors.items()
+        for name, (shape, dtypes) in tensors.items()
     }
 
 
