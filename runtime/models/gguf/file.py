@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GGUF_SUFFIX = ".gguf"
 MAGIC = b"GGUF"
+_UNKNOWN_TYPES = {42: "Q2_0"}  # to the package gguf, 0.19
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -93,6 +94,9 @@ def _reader(path: Path) -> gguf.GGUFReader:
             ends = [0]
             for field in fields:
                 *_, dims, kind, offset = field.parts
+                if kind[0] not in gguf.GGML_QUANT_SIZES:
+                    name = _UNKNOWN_TYPES.get(int(kind[0]), f"ggml's type {kind[0]}")
+                    raise ValueError(f"{field.name} is stored as {name}, which the package gguf does not read")
                 block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
                 ends.append(int(start_offs + offset[0]) + math.prod(map(int, dims)) * block_bytes // block_size)
             self._check_end(max(ends), "its tensors")

@@ -35,6 +35,17 @@ class _Batch(ctypes.Structure):
     )
 
 
+class _TypeTraits(ctypes.Structure):
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("block_size", ctypes.c_int64),
+        ("interleaved", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantised", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )
+
+
 class LlamaCpp:
     """The library in `path`, the extension module of xllamacpp 2026.10.11549."""
 
@@ -56,6 +67,7 @@ class LlamaCpp:
             *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
         )
+        lib.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
         lib.ggml_quantize_chunk.restype = ctypes.c_size_t
         lib.ggml_quantize_chunk.argtypes = (
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
@@ -115,3 +127,12 @@ class LlamaCpp:
         pointers = (flat.ctypes.data, out.ctypes.data, 0, *flat.shape, matters.ctypes.data)
         assert self._lib.ggml_quantize_chunk(kind, *pointers) == out.size
         return out.reshape(*rows.shape[:-1], row_bytes)
+
+    def dequantise(self, data: np.ndarray, kind: int) -> np.ndarray:
+        """Return the float32 numbers of `data`, rows of ggml's type `kind`."""
+        traits = self._lib.ggml_get_type_traits(kind).contents
+        data = np.ascontiguousarray(data)
+        columns = data.shape[-1] // traits.type_size * traits.block_size
+        out = np.empty((*data.shape[:-1], columns), dtype=np.float32)
+        traits.to_float(data.ctypes.data, out.ctypes.data, out.size)
+        return out
