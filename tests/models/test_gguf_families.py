@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 
+from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.gguf.families import ARCHITECTURES
+from ramiform.runtime.models.read_config import read_config
 
 from .llama_cpp.cases import CASES, TRANSFORMERS_ALONE
 from .test_decoder_equals_transformers import forward, load, page_tables, rows_of
@@ -66,3 +69,15 @@ def test_every_architecture_and_case_has_a_file(tmp_path: Path) -> None:
     assert EXPECTED.keys() == CASES.keys()
     found = {gguf.GGUFReader(unpack(name, tmp_path)).fields["general.architecture"].contents() for name in EXPECTED}
     assert found == ARCHITECTURES.keys()
+
+
+def test_files_of_bamba_are_refused_by_the_scale_that_they_have_not(tmp_path: Path) -> None:
+    """llama.cpp's converter writes them as Granite's; its numbers for them are not transformers'."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "granitehybrid")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"granitehybrid\.attention\.scale: supported: a number, .*None is not"):
+        read_config(tmp_path / "model.gguf")

@@ -40,6 +40,8 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(file.path, "the tensor token_embd.weight is missing")
     row = architecture_of(file.architecture, file.has)
+    if "attention_multiplier" in row.fields and not file.value("{arch}.attention.scale"):
+        raise _refused(file, "attention.scale", "a number, as Granite's files have it", None)
     config = parse_config(_to_config_json(file, row), file.path)
     config = _as_written(file, row, config)
     formats = block_modules(file, config)
@@ -152,7 +154,9 @@ def _as_written(file: GgufFile, row: Architecture, config: ModelConfig) -> Model
     experts, recurrent = config.experts, config.recurrent
     if experts is not None:
         routed = tuple(f"blk.{index}.ffn_gate_inp.weight" in file.tensors for index in layers)
-        experts = replace(experts, stacked=None, layers=routed)
+        shares = file.architecture != "granitemoe" or file.value("{arch}.expert_shared_feed_forward_length")
+        shared_size = experts.shared_size if shares else None
+        experts = replace(experts, stacked=None, layers=routed, shared_size=shared_size)
     if recurrent is not None and not recurrent.family.parallel:
         family = recurrent.family._replace(stored="separate") if recurrent.is_delta else recurrent.family
         states = tuple(_kind(file, index) == "linear_attention" for index in layers)

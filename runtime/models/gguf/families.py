@@ -53,6 +53,11 @@ _GRANITE = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+_GRANITE_MOE = {
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+}
 _DELTA = {
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
@@ -84,6 +89,9 @@ ARCHITECTURES = {
     ),
     "qwen2": Architecture("Qwen2ForCausalLM"),
     "qwen3": Architecture("Qwen3ForCausalLM"),
+    "qwen2vl": Architecture("Qwen2ForCausalLM"),  # the text part, like the two below
+    "qwen3vl": Architecture("Qwen3ForCausalLM"),
+    "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", _MOE, {"norm_topk_prob": True}),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", _MOE),
     # Qwen3's reference implementation normalises, Qwen2's does not.
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _MOE, {"norm_topk_prob": True}),
@@ -100,6 +108,12 @@ ARCHITECTURES = {
     ),
     "olmoe": Architecture("OlmoeForCausalLM", _MOE),
     "granite": Architecture("GraniteForCausalLM", _GRANITE, neighbours_rotate=True),
+    "granitemoe": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        {**_GRANITE, **_GRANITE_MOE},
+        {"position_embedding_type": "rope"},
+        neighbours_rotate=True,
+    ),
     "smollm3": Architecture("SmolLM3ForCausalLM", neighbours_rotate=True),
     "chatglm": Architecture("GlmForCausalLM"),
     "glm4": Architecture("Glm4ForCausalLM"),
@@ -180,10 +194,8 @@ ARCHITECTURES = {
         "GraniteMoeHybridForCausalLM",
         {
             **_GRANITE,
+            **_GRANITE_MOE,
             **_MAMBA2,
-            "num_local_experts": "expert_count",
-            "num_experts_per_tok": "expert_used_count",
-            "shared_intermediate_size": "expert_shared_feed_forward_length",
         },
         {"position_embedding_type": "rope"},
         neighbours_rotate=True,

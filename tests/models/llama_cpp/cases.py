@@ -39,6 +39,12 @@ _SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mro
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_expand": 2, "mamba_n_groups": 2,
           "mamba_d_conv": 4}  # fmt: skip
 _GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 2.0}
+_VISION = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "num_heads": 2, "out_hidden_size": 32,
+           "intermediate_size": 32, "fullatt_block_indexes": [0], "deepstack_visual_indexes": [0]}  # fmt: skip
+_SEEING = {"vision_config": _VISION, "image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92,
+           "vision_end_token_id": 93}  # fmt: skip
+_TEXT = {**_SIZES, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                                       "mrope_section": [3, 3, 2]}}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_SIZES, "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4,
@@ -49,6 +55,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {**_SIZES, "head_dim": 16}),
     "qwen2moe": ("Qwen2Moe", {**_SIZES, **_MOE, "shared_expert_intermediate_size": 32}),
     "qwen3moe": ("Qwen3Moe", {**_SIZES, **_MOE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen2vl": ("Qwen2VL", {**_SEEING, "text_config": {**_SIZES, "rope_parameters":
+        {**_TEXT["rope_parameters"], "mrope_section": [1, 2, 1]}}}),
+    "qwen3vl": ("Qwen3VL", {**_SEEING, "text_config": _TEXT}),
+    "qwen3vlmoe": ("Qwen3VLMoe", {**_SEEING, "text_config": {**_TEXT, **_MOE, "norm_topk_prob": True}}),
     "gemma": ("Gemma", {**_SIZES, "head_dim": 16}),
     "gemma2": ("Gemma2", {**_SIZES, **_WINDOW, "head_dim": 16, "query_pre_attn_scalar": 16,
                           "attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}),
@@ -75,6 +85,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {**_SIZES, "intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
                         "num_key_value_heads": 4}),
     "granite": ("Granite", {**_SIZES, **_GRANITE}),
+    "granitemoe": ("GraniteMoe", {**_SIZES, **_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2,
+                                  "intermediate_size": 32}),
+    "granitemoe-shared": ("GraniteMoeShared", {**_SIZES, **_GRANITE, "num_local_experts": 4,
+                                               "num_experts_per_tok": 2, "intermediate_size": 32,
+                                               "shared_intermediate_size": 64}),
     "granitehybrid": ("GraniteMoeHybrid", {**_SIZES, **_MAMBA, **_GRANITE, "shared_intermediate_size": 64,
         "layer_types": ["mamba", "attention"], "num_local_experts": 0, "num_experts_per_tok": 0,
         "position_embedding_type": "nope"}),

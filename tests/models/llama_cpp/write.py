@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).parent), sys.argv[1], str(Path(sys.argv[1]) / "gguf-py")]
 import convert_hf_to_gguf as converter  # noqa: E402
@@ -57,7 +58,8 @@ def make_model(name: str, seed: int) -> transformers.PreTrainedModel:
     kind, fields = CASES[name]
     torch.manual_seed(seed)
     config = getattr(transformers, f"{kind}Config")(**fields)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    auto = transformers.AutoModelForImageTextToText if "text_config" in fields else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     buffers = [(path, b) for path, b in model.named_buffers() if path.endswith(("correction_bias", "expert_bias"))]
     with torch.no_grad():
         for path, parameter in (*model.named_parameters(), *buffers):
@@ -99,7 +101,7 @@ def convert(source: Path, folder: Path, outfile: Path, kind: str, vocab_size: in
 
 def save(model: transformers.PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
-    vocab = {str(token): token for token in range(model.config.vocab_size)}
+    vocab = {str(token): token for token in range(model.config.get_text_config().vocab_size)}
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
     config = json.loads((folder / "config.json").read_text())
     kind = config["architectures"][0]
@@ -109,6 +111,10 @@ def save(model: transformers.PreTrainedModel, folder: Path) -> None:
     # Fields of published files that transformers 5 writes no more.
     config |= {"rotary_pct": (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)}
     config |= {"n_ctx": config.get("max_position_embeddings") or config.get("n_positions")}
+    if kind == "Qwen3VLMoeForConditionalGeneration":  # published with inputs before outputs
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        save_file({name: t.mT.contiguous() if ".experts." in name else t for name, t in tensors.items()}, file)
     (folder / "config.json").write_text(json.dumps(config))
 
 
