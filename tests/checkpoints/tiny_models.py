@@ -39,6 +39,15 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3 moe": lambda: Qwen3MoeConfig(
         **SIZES, num_experts=2, num_experts_per_tok=2, moe_intermediate_size=128, norm_topk_prob=True
     ),
+    # Matrices of whole blocks of 128 x 128.
+    "qwen3 moe, blocks": lambda: Qwen3MoeConfig(
+        **SIZES | {"num_key_value_heads": 4},
+        num_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        norm_topk_prob=True,
+    ),
+    "mixtral, blocks": lambda: MixtralConfig(**SIZES | EXPERTS | {"num_key_value_heads": 4}),
 }
 
 

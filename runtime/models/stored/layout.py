@@ -178,6 +178,34 @@ def _transposed(to: Destination) -> Destination:
     )
 
 
+_FUSED_SCALES = re.compile(r"(?P<block>.*\.experts)\.(?P<matrices>gate_up|down)_proj_scale_inv")
+_FUSED = {"gate_up": (("gate_proj", "w1"), ("up_proj", "w3")), "down": (("down_proj", "w2"),)}
+
+
+def fused_scales(name: str, missing: Parts) -> Destination | None:
+    """Return the destination of the scales of all experts in one tensor, as transformers saves those of FP8 by block
+    beside the matrices of each expert; None where `name` is no such tensor. Its parts are taken out of `missing`."""
+    match = _FUSED_SCALES.fullmatch(name)
+    if match is None:
+        return None
+    pieces: dict[int, list[Destination]] = {}
+    for names in _FUSED[match["matrices"]]:
+        of_one = re.compile(rf"{re.escape(match['block'])}\.(\d+)\.(?:{'|'.join(names)})\.weight_scale_inv")
+        for found in [found for each in missing if (found := of_one.fullmatch(each))]:
+            pieces.setdefault(int(found[1]), []).append(missing.pop(found[0]))
+    if not pieces:
+        return None
+    first = _joined(next(iter(pieces.values())), 0)
+
+    def put(scales_NRC: torch.Tensor) -> None:
+        if len(scales_NRC) <= max(pieces):
+            raise ValueError(f"has scales of {len(scales_NRC)} experts, not of {max(pieces) + 1}")
+        for number, parts in pieces.items():
+            _joined(parts, 0).put(scales_NRC[number])
+
+    return Destination((-1, *first.shape), put)
+
+
 # Names of attention scales in quantised checkpoints: llm-compressor writes `self_attn.k_scale` (vLLM:
 # `self_attn.attn.k_scale`), ModelOpt `self_attn.k_proj.k_scale`, Quark `self_attn.k_proj.output_scale`, AutoFP8 one
 # `self_attn.kv_scale` for both.

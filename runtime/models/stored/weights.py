@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 from ..linear import Destination
-from .layout import StoredLayout, is_attention_scale, renaming
+from .layout import StoredLayout, fused_scales, is_attention_scale, renaming
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
@@ -146,6 +146,8 @@ def _copy(
 ) -> int:
     """Copy the tensor `stored_name` to its destination `name`, remove that from `missing`, and return its bytes in the
     file."""
+    if name not in parts and (scales := fused_scales(name, missing)) is not None:
+        missing[name], parts = scales, {name: scales}
     if name not in parts:
         # Some checkpoints store a tied head. KV scales are read separately, by `read_kv_scales`.
         if _DERIVED.search(name) or name == "lm_head.weight" or is_attention_scale(name):
