@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
+    from .lang.expressions.quotes import substring
     from .lang.running.decorator import function, signature
     from .lang.running.failures import BatchError
     from .lang.running.program import Program
@@ -145,6 +146,7 @@ __all__ = [
     "seq",
     "set_default_backend",
     "signature",
+    "substring",
     "system",
     "system_begin",
     "system_end",
@@ -236,6 +238,7 @@ _MODULES = {
     "seq": ".lang.expressions.captures",
     "set_default_backend": ".lang.backends.backend",
     "signature": ".lang.running.decorator",
+    "substring": ".lang.expressions.quotes",
     "system": ".lang.expressions.primitives",
     "system_begin": ".lang.expressions.primitives",
     "system_end": ".lang.expressions.primitives",

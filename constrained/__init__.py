@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Regex,
         SchemaOptions,
         StructuralTag,
+        Substring,
         WhitespacePolicy,
     )
     from .errors import GrammarError
@@ -47,6 +48,7 @@ __all__ = [
     "SchemaOptions",
     "Search",
     "StructuralTag",
+    "Substring",
     "Vocabulary",
     "WhitespacePolicy",
     "compile_constraint",
@@ -71,6 +73,7 @@ _MODULES = {
     "SchemaOptions": ".constraint",
     "Search": ".regex.search",
     "StructuralTag": ".constraint",
+    "Substring": ".constraint",
     "Vocabulary": ".automaton.vocabulary",
     "WhitespacePolicy": ".constraint",
     "compile_constraint": ".compile",

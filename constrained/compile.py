@@ -28,12 +28,14 @@ from .constraint import (
     Regex,
     SchemaOptions,
     StructuralTag,
+    Substring,
     WhitespacePolicy,
 )
 from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
 from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
+from .grammar.substring import quote_start
 from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
 from .regex.listed import listed_dfa, listed_edges
@@ -84,6 +86,9 @@ def _compiled(
             style = SchemaStyle(whitespace, order, options)
             tags = read_tags(spec, vocabulary)
             return CompiledGrammar(partial(tags_start, tags, style, vocabulary), vocabulary)
+        case Substring(text=text):
+            quote = quote_start(text, vocabulary)
+            return CompiledGrammar(lambda _: quote, vocabulary)
         case Regex() | Choices():
             return _compile_dfa(constraint, vocabulary)
 

@@ -62,6 +62,17 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class Substring:
+    """The output is a part of `text`, from the beginning of a word to the end of one, and not empty.
+
+    Words are runs of letters, digits, marks and `_`; other characters but white space are words by themselves, also
+    those of scripts that have no spaces.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Grammar:
     """The whole output is a text of a context-free grammar.
 
@@ -88,4 +99,4 @@ class StructuralTag:
     options: SchemaOptions = SchemaOptions()  # for the schemas in `spec`
 
 
-GrammarSource = Regex | JsonSchema | JsonObject | Choices | Grammar | StructuralTag
+GrammarSource = Regex | JsonSchema | JsonObject | Choices | Substring | Grammar | StructuralTag

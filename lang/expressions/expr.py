@@ -107,6 +107,7 @@ class GenExpr(Expr):
     grammar: str | None = None
     schema: Any = None
     tools: ToolSet | None = None
+    substring: str | None = None  # the text to quote
     structural_tag: str | None = None  # of an agent's turn
     streamed: bool = False  # whether or not the run is
     tool_errors: OnError = "text"
@@ -130,6 +131,8 @@ class GenExpr(Expr):
             return self._text_of(Constraint("json_schema", json_schema_text(self.json_schema)))
         if self.grammar is not None:
             return self._text_of(Constraint("grammar", self.grammar))
+        if self.substring is not None:
+            return self._text_of(Constraint("substring", self.substring))
         if self.tools is not None:
             return self.tools.constraint, TEXT
         if self.structural_tag is not None:

@@ -48,14 +48,19 @@ class ResultType:
 
 
 def constrained_text(constraint: Constraint) -> ResultType:
-    """Return the type of the texts of a regex, JSON Schema or grammar, of which a text that was cut off may be none."""
+    """Return the type of the texts of a regex, JSON Schema, grammar or quote; one that was cut off may be none."""
     stream = partial(PartialStream, Any) if constraint.kind == "json_schema" else TextStream
     return ResultType(
         _NAMES[constraint.kind], str, constraint, check_cut=partial(_check_cut, constraint), stream=stream
     )
 
 
-_NAMES = {"regex": "text of the regex", "json_schema": "JSON of the schema", "grammar": "text of the grammar"}
+_NAMES = {
+    "regex": "text of the regex",
+    "json_schema": "JSON of the schema",
+    "grammar": "text of the grammar",
+    "substring": "quote of the text",
+}
 
 
 def _check_cut(constraint: Constraint, text: str) -> None:
@@ -65,6 +70,10 @@ def _check_cut(constraint: Constraint, text: str) -> None:
             with suppress(re.error):  # of what Python's patterns lack
                 if re.fullmatch(constraint.source, text, re.ASCII):
                     return
+        case "substring":
+            before, after = (r"(?<!\w)" if re.match(r"\w", text) else "", r"(?!\w)" if re.search(r"\w\Z", text) else "")
+            if text and text == text.strip() and re.search(before + re.escape(text) + after, constraint.source):
+                return
         case "json_schema":
             with suppress(ValueError):
                 if type(json.loads(text)) not in (int, float):  # more digits may follow

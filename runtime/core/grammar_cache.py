@@ -26,6 +26,7 @@ from ...constrained import (
     Regex,
     SchemaOptions,
     StructuralTag,
+    Substring,
     Vocabulary,
 )
 from ...constrained.backends import BackendName, MatcherSource, backend
@@ -252,6 +253,8 @@ def grammar_source(constraint: Constraint) -> GrammarSource:
             return JsonSchema(constraint.source, options)
         case "choices":
             return Choices(_choices(constraint.source))
+        case "substring":
+            return Substring(constraint.source)
         case "grammar":
             return Grammar(constraint.source, syntax=grammar_syntax(constraint.source))
         case "structural_tag":
