@@ -24,6 +24,7 @@ from .constraint import (
     GrammarSource,
     JsonObject,
     JsonSchema,
+    JsonString,
     PropertyOrder,
     Regex,
     SchemaOptions,
@@ -33,6 +34,7 @@ from .constraint import (
 )
 from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
+from .grammar.json_string import string_grammar
 from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
 from .grammar.substring import quote_start
@@ -82,6 +84,8 @@ def _compiled(
         case Grammar(text=text, syntax=syntax, start=rule):
             rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
             return CompiledGrammar(partial(grammar_start, rules), vocabulary)
+        case JsonString():
+            return CompiledGrammar(partial(grammar_start, string_grammar(constraint)), vocabulary)
         case StructuralTag(spec=spec, options=options):
             style = SchemaStyle(whitespace, order, options)
             tags = read_tags(spec, vocabulary)

@@ -99,4 +99,16 @@ class StructuralTag:
     options: SchemaOptions = SchemaOptions()  # for the schemas in `spec`
 
 
-GrammarSource = Regex | JsonSchema | JsonObject | Choices | Substring | Grammar | StructuralTag
+@dataclass(frozen=True)
+class JsonString:
+    """The output is `before`, the content of a JSON string whose value is a text of `content`, and `after`.
+
+    The quotes of the string belong to `before` and `after`. A grammar is in Lark's syntax.
+    """
+
+    content: Regex | Grammar
+    before: str = '"'
+    after: str = '"'
+
+
+GrammarSource = Regex | JsonSchema | JsonObject | Choices | Substring | Grammar | StructuralTag | JsonString

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..budget import GRAMMAR_STEPS, CompileBudget, cached_property
 from ..errors import GrammarError
+from ..regex.byte_decoder import Encoding
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import START
@@ -53,20 +54,20 @@ class LarkTerminal:
     chars: CharDfa
 
 
-def lark_grammar(text: str, start: str = "start") -> Cfg:
-    """Parse and translate a grammar.
+def lark_grammar(text: str, start: str = "start", encoding: Encoding = "utf8") -> Cfg:
+    """Parse and translate a grammar of texts, or of their contents in JSON strings.
 
     Raises GrammarError with the position in the text of a syntax error, else with the name of the rule or terminal.
     """
-    return _translated(text, start, by_name=False)[0]
+    return _translated(text, start, encoding, by_name=False)[0]
 
 
 def lark_terminals(text: str, start: str = "start") -> tuple[Cfg, list[LarkTerminal]]:
     """Return the grammar and its terminals, keeping equal terminals of different names apart, as Lark does."""
-    return _translated(text, start, by_name=True)
+    return _translated(text, start, "utf8", by_name=True)
 
 
-def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[LarkTerminal]]:
+def _translated(text: str, start: str, encoding: Encoding, *, by_name: bool) -> tuple[Cfg, list[LarkTerminal]]:
     if len(text) > MAX_GRAMMAR_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_GRAMMAR_TEXT} characters")
     for found in _IMPORT.finditer(text):
@@ -74,7 +75,7 @@ def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[Lark
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
     _check_terminals(text)
     read = _read(text)
-    translator = _LarkTranslator(read, CompileBudget(max_steps=GRAMMAR_STEPS), by_name)
+    translator = _LarkTranslator(read, CompileBudget(max_steps=GRAMMAR_STEPS), encoding, by_name)
     try:
         return without_unreadable(translator.translate(start)), translator.terminals
     except RecursionError:
@@ -148,9 +149,10 @@ Arguments = dict[str, tuple[Symbol, ...]]  # what a template's parameters stand 
 
 
 class _LarkTranslator:
-    def __init__(self, read: LarkGrammar, budget: CompileBudget, by_name: bool) -> None:
+    def __init__(self, read: LarkGrammar, budget: CompileBudget, encoding: Encoding, by_name: bool) -> None:
         self.terminals: list[LarkTerminal] = []  # filled in only `by_name`: otherwise their automata are not kept
         self._budget = budget
+        self._encoding = encoding
         self._by_name = by_name
         self._priorities = {name: int(priority) for name, (_, priority) in read.term_defs}
         self._terminals = {name: tree for name, (tree, _) in read.term_defs}
@@ -245,7 +247,7 @@ class _LarkTranslator:
             raise GrammarError(f"the terminal {name} may be empty")
         if self._by_name:
             self.terminals.append(LarkTerminal(name, priority, is_literal, chars))
-        return Terminal(name, byte_dfa(chars, "utf8", self._budget), preferred=True)
+        return Terminal(name, byte_dfa(chars, self._encoding, self._budget), preferred=True)
 
 
 def _pattern(tree: Tree[Any]) -> tuple[str, bool]:

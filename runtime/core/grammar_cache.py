@@ -23,6 +23,7 @@ from ...constrained import (
     GrammarError,
     GrammarSource,
     JsonSchema,
+    JsonString,
     Regex,
     SchemaOptions,
     StructuralTag,
@@ -259,6 +260,11 @@ def grammar_source(constraint: Constraint) -> GrammarSource:
             return Grammar(constraint.source, syntax=grammar_syntax(constraint.source))
         case "structural_tag":
             return StructuralTag(constraint.source, options)
+        case "tool_input":  # written by a frontend
+            asked = json.loads(constraint.source)
+            text = asked["definition"]
+            content = Regex(text) if asked["syntax"] == "regex" else Grammar(text, syntax="lark")
+            return JsonString(content, asked["before"], asked["after"])
 
 
 def grammar_syntax(text: str) -> Literal["gbnf", "lark"]:

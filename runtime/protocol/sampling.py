@@ -15,7 +15,7 @@ import msgspec
 
 from .errors import RequestError
 
-ConstraintKind = Literal["regex", "json_schema", "choices", "substring", "grammar", "structural_tag"]
+ConstraintKind = Literal["regex", "json_schema", "choices", "substring", "grammar", "structural_tag", "tool_input"]
 PropertyOrder = Literal["any", "schema"]
 AdditionalProperties = Literal["closed", "schema"]
 JsonWhitespace = Literal["compact", "bounded", "any"]
@@ -100,7 +100,8 @@ class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constraint on the output.
 
     `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept), a JSON list of choices, a text
-    to quote, a grammar. `order` is the order of the properties of JSON objects: any, or the schema's.
+    to quote, a grammar. For "tool_input" it is the JSON of a string's grammar: `before`, `syntax` ("lark" or "regex"),
+    `definition` and `after`. `order` is that of the properties of JSON objects: any, or the schema's.
     `additional_properties` is for object schemas that list members and do not mention others: "closed" allows no
     others, "schema" any others, as JSON Schema does. `number_digits` are the digits that a number of JSON may have
     before the point, and after it, beyond what its schema's bounds need; 0 is no limit. `whitespace` is that of JSON.

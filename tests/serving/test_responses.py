@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any, Literal
 
@@ -277,10 +278,76 @@ def test_log_probabilities_are_included_when_asked_for(client: OpenAI, model: st
     assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
 
 
+DIGITS = {"type": "grammar", "syntax": "regex", "definition": r"[0-9]{2}-\"[a-c]{1,4}\"\n"}
+SUMS = {"type": "grammar", "syntax": "lark", "definition": 'start: N ("+" N)~1..3\nN: /[1-9]/\n%ignore " "'}
+
+
+@pytest.mark.parametrize(
+    ("format_", "pattern"),
+    [
+        (None, r"[\s\S]*"),
+        ({"type": "text"}, r"[\s\S]*"),
+        (DIGITS, DIGITS["definition"]),
+        (SUMS, r" *[1-9]( *\+ *[1-9]){1,3} *"),
+    ],
+    ids=["default", "text", "regex", "lark"],
+)
+def test_the_input_of_a_custom_tool_is_of_its_grammar(
+    http: httpx.Client, model: str, format_: dict[str, str] | None, pattern: str
+) -> None:
+    tools = [{"type": "custom", "name": "run", "description": "Runs it.", "format": format_}, FLAT[0]]
+    body = {"model": model, "input": QUESTION, "tools": tools, "temperature": 1.5, "seed": 3, "max_output_tokens": 300}
+    body |= {"tool_choice": {"type": "custom", "name": "run"}, "stream": True}
+    events = read_events(http, "POST", "/v1/responses", json=body)
+    [call] = events[-1]["response"]["output"]
+    assert (call["type"], call["name"]) == ("custom_tool_call", "run")
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == call["input"]
+    if events[-1]["type"] == "response.completed":
+        assert re.fullmatch(pattern, call["input"])
+    else:
+        assert format_ in (None, {"type": "text"})  # which may go on for ever
+    kinds = [event["type"] for event in events]
+    begin, end = kinds.index("response.output_item.added"), kinds.index("response.output_item.done")
+    assert kinds[begin + 1 : end] == [
+        *["response.custom_tool_call_input.delta"] * len(deltas),
+        "response.custom_tool_call_input.done",
+    ]
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+    more: dict[str, Any] = {"stream": False, "tool_choice": "auto", "max_output_tokens": 1}
+    by_id = http.post(
+        "/v1/responses", json=body | more | {"input": [result], "previous_response_id": events[-1]["response"]["id"]}
+    )
+    by_hand = http.post(
+        "/v1/responses", json=body | more | {"input": [{"role": "user", "content": QUESTION}, call, result]}
+    )
+    assert by_id.status_code == by_hand.status_code == 200, by_id.text
+    assert by_id.json()["usage"]["input_tokens"] == by_hand.json()["usage"]["input_tokens"]
+
+
+def test_a_custom_tool_is_called_unforced_under_its_grammar(client: OpenAI, model: str) -> None:
+    """Beside a function, as coding agents offer them."""
+    tool: Any = {"type": "custom", "name": "get_weather", "format": {**SUMS, "definition": 'start: "Paris" | "Rome"'}}
+    answer = client.responses.create(
+        model=model, input="What is the weather in Paris?", tools=[tool, FLAT[1]], temperature=0
+    )
+    calls = [item for item in answer.output if item.type == "custom_tool_call"]
+    assert [call.input in ("Paris", "Rome") for call in calls] == [True]
+    forced = client.responses.create(model=model, input=QUESTION, tools=[tool, FLAT[1]], tool_choice="required")
+    for item in forced.output:
+        assert item.type == "function_call" or (item.type == "custom_tool_call" and item.input in ("Paris", "Rome"))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"input": ""}, "input"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {**SUMS, "definition": "start: x"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {**DIGITS, "definition": "("}}]}, "tools"),
+        (
+            {"tools": [{"type": "custom", "name": "a", "format": {**DIGITS, "syntax": "gbnf"}}]},
+            "tools[0].format.syntax",
+        ),
         ({"input": []}, "input"),
         ({"input": [{"type": "telepathy"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
@@ -84,11 +85,13 @@ def callable_tools(
     additional_properties: AdditionalProperties | None = None,
     number_digits: int | None = None,
     json_whitespace: JsonWhitespace | None = None,
+    inputs: Mapping[str, Constraint] | None = None,
 ) -> CallableTools | None:
     """Return the tools that may be called; None when no tool may be.
 
-    `constrained`: the text has a constraint too, so a call must be recognised before it begins. The last three apply to
-    the arguments' schemas. Raises RequestError for a choice of unknown tools.
+    `constrained`: the text has a constraint too, so a call must be recognised before it begins. The next three apply to
+    the arguments' schemas. `inputs` are the constraints of arguments that have one in place of a schema. Raises
+    RequestError for a choice of unknown tools.
     """
 
     def schema(function: Function) -> Constraint:
@@ -110,7 +113,7 @@ def callable_tools(
     chosen = [functions[name] for name in names]
     return CallableTools(
         definitions=[tool.sent for tool in tools],
-        schemas={function.name: schema(function) for function in chosen},
+        schemas={function.name: (inputs or {}).get(function.name) or schema(function) for function in chosen},
         forced=mode == "required",
         strict=constrained or any(function.strict for function in chosen),
         parallel=parallel and not isinstance(choice, NamedChoice),

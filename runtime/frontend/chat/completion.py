@@ -43,9 +43,10 @@ class ChatCompletion:
         self._tools = tools = request.tools
         self._parser: ToolCallParser | None = None  # of what the model writes freely
         if tools is not None and request.prompt.sampling.constraint is None:
-            self._parser = ToolCallParser(
-                tools.format, tools.schemas, tools.schemas, reads_bare=tools.reads_bare and not tools.forced
-            )
+            # Nothing but the grammar engine can tell whether an input is of its grammar: such a call is not read.
+            schemas = {name: one for name, one in tools.schemas.items() if one.kind == "json_schema"}
+            reads_bare = tools.reads_bare and not tools.forced
+            self._parser = ToolCallParser(tools.format, schemas, schemas, reads_bare=reads_bare)
         self._sampling = sampling = request.prompt.sampling
         assert sampling.seed is not None
         self._format = request.reasoning if request.splits_reasoning else None
@@ -337,6 +338,10 @@ def _json_between(before: str, value: Constraint, after: str) -> Constraint:
     """Constrain the output to `before`, a JSON value and `after`, as a structural tag."""
     if not before and not after:
         return value
+    if value.kind == "tool_input":
+        around = json.loads(value.source)
+        around |= {"before": before + around["before"], "after": around["after"] + after}
+        return msgspec.structs.replace(value, source=json.dumps(around))
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
     parts.insert(1, f'{{"type": "json_schema", "json_schema": {value.source}}}')
     whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'

@@ -29,6 +29,7 @@ from ....api.tool_fields import (
 )
 from ....chat.input import ChatInput
 from ....chat.renderer import RenderOptions
+from .custom_tools import CustomTool
 from .items import InputItem, qualified_name
 
 # All but the first two are about items of tools that OpenAI's servers run, and of images: an answer here has none.
@@ -86,7 +87,7 @@ class NamespaceTool(Body):
 
 
 class FlatChoice(Body):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: Name
 
 
@@ -112,7 +113,9 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
     instructions: Text | None = None
     previous_response_id: Text | None = None
     conversation: Text | ConversationName | None = None
-    tools: Many[Annotated[FlatTool | NamespaceTool, Field(discriminator="type")]] = Field(default_factory=list)
+    tools: Many[Annotated[FlatTool | NamespaceTool | CustomTool, Field(discriminator="type")]] = Field(
+        default_factory=list
+    )
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | FlatAllowed | None = None
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
@@ -173,6 +176,10 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
             for function in tool.tools
         }
 
+    @property
+    def custom_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools if isinstance(tool, CustomTool))
+
     def chat_input_of(self, messages: Sequence[Mapping[str, Any]], info: ModelInfo) -> ChatInput:
         """Return what the body asks, with its conversation as the chat template gets it. Raises RequestError."""
         limit = (self.max_output_tokens, "max_output_tokens")
@@ -188,6 +195,11 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
                 additional_properties=self.additional_properties,
                 number_digits=self.number_digits,
                 json_whitespace=self.whitespace(),
+                inputs={
+                    tool.name: tool.constraint
+                    for tool in self.tools
+                    if isinstance(tool, CustomTool) and tool.constraint is not None
+                },
             ),
             rendering=RenderOptions(variables=self.template_variables()),
         )

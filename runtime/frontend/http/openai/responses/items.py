@@ -12,6 +12,7 @@ from pydantic import Discriminator, Tag
 from .....protocol.errors import RequestError
 from ....api.bodies import Body, Many, Text
 from ....api.chat_messages import CalledFunction, ContentPart, Message, PastCall, message_text
+from .custom_tools import input_arguments
 from .output import new_id
 
 DEFAULT_LISTED, MAX_LISTED = 20, 100  # items of a list
@@ -19,6 +20,8 @@ _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "compaction": "cmp",
 }
@@ -49,6 +52,19 @@ class FunctionOutputItem(Body):
     output: Text | Many[ContentPart]
     id: Text | None = None
     status: Text | None = None
+
+
+class CustomCallItem(Body):
+    type: Literal["custom_tool_call"]
+    call_id: Text
+    name: Text
+    input: Text
+    id: Text | None = None
+    status: Text | None = None
+
+
+class CustomOutputItem(FunctionOutputItem):
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
 
 
 class ReasoningItem(Body):
@@ -88,6 +104,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
@@ -150,15 +168,17 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
                 if item["role"] == "assistant":
                     message.reasoning_content, thought = thought, None
                 messages.append(message)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 if not messages or messages[-1].role != "assistant":
                     messages.append(Message(role="assistant", reasoning_content=thought))
                     thought = None
                 name = qualified_name(item.get("namespace"), item["name"])
-                function = CalledFunction(name=name, arguments=item["arguments"])
+                is_custom = item["type"] == "custom_tool_call"
+                arguments = input_arguments(item["input"]) if is_custom else item["arguments"]
+                function = CalledFunction(name=name, arguments=arguments)
                 call = PastCall(id=item["call_id"], function=function)
                 messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 text = message_text(_content_parts(item["output"]), where)
                 messages.append(Message(role="tool", content=text, tool_call_id=item["call_id"]))
             case "reasoning":

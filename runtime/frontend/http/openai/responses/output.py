@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from .....protocol.sampling import TokenLogprob
 from ....chat.request import ChatDelta, ToolCallDelta
+from .custom_tools import InputReader
 
 Event = dict[str, Any]
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
@@ -20,12 +21,19 @@ def new_id(prefix: str) -> str:
 class OutputBuilder:
     """Converts chat deltas to events, without sequence numbers. One item is open at a time."""
 
-    def __init__(self, logprobs: Logprobs | None, namespaced_names: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        logprobs: Logprobs | None,
+        namespaced_names: Mapping[str, tuple[str, str]],
+        custom_names: Collection[str],
+    ) -> None:
         """`logprobs` formats the log-probabilities of text tokens; None omits them. `namespaced_names` are namespace
-        and name of functions by the names that the model calls."""
+        and name of functions by the names that the model calls, `custom_names` those of custom tools."""
         self.items: list[dict[str, Any]] = []
         self._logprobs = logprobs
         self._namespaced_names = namespaced_names
+        self._custom_names = custom_names
+        self._input = InputReader()  # of the open call of a custom tool
         self._open: dict[str, Any] | None = None  # the last of `items` while it is open
 
     @property
@@ -82,14 +90,29 @@ class OutputBuilder:
     def _call(self, call: ToolCallDelta) -> Iterator[Event]:
         if call.id is not None:
             yield from self._close("completed", phase="commentary")
+            if call.name in self._custom_names:
+                self._input = InputReader()
+                custom = {"type": "custom_tool_call", "id": new_id("ctc"), "call_id": call.id, "name": call.name}
+                yield self._begin(custom | {"input": ""})
+                yield from self._add_input(self._input.feed(call.arguments))
+                return
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name}
             if call.name in self._namespaced_names:
                 item["namespace"], item["name"] = self._namespaced_names[call.name]
             yield self._begin(item | {"arguments": ""})
         assert self._open is not None
+        if self._open["type"] == "custom_tool_call":
+            yield from self._add_input(self._input.feed(call.arguments))
+            return
         self._open["arguments"] += call.arguments
         if call.arguments:
             yield self._event("response.function_call_arguments.delta", delta=call.arguments)
+
+    def _add_input(self, text: str) -> Iterator[Event]:
+        assert self._open is not None
+        self._open["input"] += text
+        if text:
+            yield self._event("response.custom_tool_call_input.delta", delta=text)
 
     def _begin(self, item: dict[str, Any]) -> Event:
         self._open = item | {"status": "in_progress"}
@@ -104,6 +127,9 @@ class OutputBuilder:
         if item["type"] == "function_call":
             name, arguments = item["name"], item["arguments"]
             yield self._event("response.function_call_arguments.done", name=name, arguments=arguments)
+        elif item["type"] == "custom_tool_call":
+            yield from self._add_input(self._input.finish())
+            yield self._event("response.custom_tool_call_input.done", input=item["input"])
         else:
             part = item["content"][0]
             more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}

@@ -116,7 +116,8 @@ class ResponseService:
         The first event comes with the first token, so an early error is raised and can be a status. A later error is an
         event of the stream.
         """
-        output = OutputBuilder(self._logprobs if body.wants_logprobs else None, body.namespaced_names)
+        logprobs = self._logprobs if body.wants_logprobs else None
+        output = OutputBuilder(logprobs, body.namespaced_names, body.custom_names)
         number = 0
         try:
             async with aclosing(self._events(body, chat, entry, output)) as events:
