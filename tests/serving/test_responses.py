@@ -382,6 +382,47 @@ def test_what_cannot_be_is_a_400_that_names_it(
     assert response.json()["error"]["param"] == param
 
 
+def test_the_oldest_turns_of_a_long_conversation_are_dropped(http: httpx.Client, model: str) -> None:
+    most = http.get("/v1/models").json()["data"][0]["max_model_len"]
+    body: dict[str, Any] = {"model": model, "temperature": 0, "max_output_tokens": 4}
+    long = "word " * (most // 4)
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    system = {"role": "developer", "content": "Be brief."}
+    turns = [
+        [{"role": "user", "content": f"My number is {turn}. {long}"}, {"role": "assistant", "content": "Fine."}]
+        for turn in range(6)
+    ]
+    turns[4] += [call, {"type": "function_call_output", "call_id": "c", "output": "one"}]
+    last = {"role": "user", "content": "Which?"}
+    whole = {"input": [*turns[0], system, *(item for turn in turns[1:] for item in turn), last]}
+    refused = http.post("/v1/responses", json=body | whole)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    answer = http.post("/v1/responses", json=body | whole | {"truncation": "auto"}).json()
+    assert answer["truncation"] == "auto"
+
+    def from_turn(number: int) -> httpx.Response:
+        kept = [system, *(item for turn in turns[number:] for item in turn), last]
+        return http.post("/v1/responses", json=body | {"input": kept})
+
+    first = next(number for number in range(6) if from_turn(number).status_code == 200)
+    assert 0 < first < 5
+    alone = from_turn(first).json()
+    assert answer["usage"]["input_tokens"] == alone["usage"]["input_tokens"]
+    assert answer["output"][0]["content"] == alone["output"][0]["content"]
+    free = http.post(
+        "/v1/responses/input_tokens", json={**body, **whole, "truncation": "auto", "max_output_tokens": None}
+    )
+    assert free.json()["input_tokens"] <= most - most // 8
+    short = http.post("/v1/responses", json=body | {"input": QUESTION, "truncation": "auto"}).json()
+    assert short["status"] == "incomplete"
+    for alone_too_long in (
+        "word " * most,
+        [{"role": "user", "content": "a"}, {"role": "user", "content": "word " * most}],
+    ):
+        refused = http.post("/v1/responses", json=body | {"input": alone_too_long, "truncation": "auto"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_input_tokens_are_counted(client: OpenAI, model: str) -> None:
     counted = client.responses.input_tokens.count(model=model, input=QUESTION)
     answer = client.responses.create(model=model, input=QUESTION, max_output_tokens=1)

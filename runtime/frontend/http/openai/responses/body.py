@@ -123,7 +123,7 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     include: list[Includable] = Field(default_factory=list)
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     background: bool = False
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs: there are none here
     client_metadata: dict[str, Any] | None = None  # without effect
@@ -265,6 +265,6 @@ class ResponseBody(GenerationFields, ChatOptionsBody):
             "tool_choice": choice.model_dump() if isinstance(choice, Body) else choice or "auto",
             "tools": [tool.model_dump() for tool in self.tools],
             "top_logprobs": self.top_logprobs,
-            "truncation": "disabled",
+            "truncation": self.truncation or "disabled",
             "user": self.user,
         }

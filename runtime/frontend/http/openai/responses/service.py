@@ -27,6 +27,8 @@ from .output import Event, OutputBuilder, new_id
 from .shared_store import SharedResponseStore
 from .store import KeptEvents, ResponseStore, StoredResponse
 
+SHARE_OF_ANSWER = 8  # of the context: an answer without a limit has this part at least, where a conversation is cut
+
 
 class ResponseService:
     """Creates, generates and stores responses, for HTTP and the WebSocket."""
@@ -101,14 +103,48 @@ class ResponseService:
         else:
             before = [] if entry.previous is None else entry.previous.conversation()
         items = [*before, *entry.input]
-        messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
-        if body.instructions is not None:
-            messages = [{"role": "system", "content": body.instructions}, *messages]
-        chat = await self._service.request(body.chat_input_of(messages, self._core.require_info()))
+        chat = await (self._request(body, items) if body.truncation != "auto" else self._shortened(body, items))
         if chat.prompt.session is None:  # responses that continue one another are a session
             session = requested_session(None, chain=name or entry.first.response["id"])
             chat = replace(chat, prompt=replace(chat.prompt, session=session))
         return chat
+
+    async def _request(self, body: ResponseBody, items: Sequence[dict[str, Any]]) -> ChatRequest:
+        messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
+        if body.instructions is not None:
+            messages = [{"role": "system", "content": body.instructions}, *messages]
+        return await self._service.request(body.chat_input_of(messages, self._core.require_info()))
+
+    async def _shortened(self, body: ResponseBody, items: list[dict[str, Any]]) -> ChatRequest:
+        """Build the request without the oldest turns of a conversation that exceeds the context, as few as possible.
+
+        Instructions stay, and a turn is dropped with its calls. If the answer has no limit, an eighth of the context
+        is left for it. Raises RequestError if the last turn alone is too long.
+        """
+        most = self._core.require_info().max_request_tokens
+        room = most // SHARE_OF_ANSWER if body.max_output_tokens is None else 0
+        turns = [at for at, item in enumerate(items) if at and item["type"] == "message" and item["role"] == "user"]
+        try:
+            return await self._request(body, items)
+        except RequestError as error:
+            if error.code != "context_length_exceeded" or not turns:
+                raise
+        fitting: ChatRequest | None = None
+        first, last = 0, len(turns)
+        while first < last:
+            middle = (first + last) // 2
+            try:
+                found = await self._request(body, _from_turn(items, turns[middle]))
+            except RequestError as error:
+                if error.code != "context_length_exceeded":
+                    raise
+                first = middle + 1
+                continue
+            if len(found.prompt.tokens) + room <= most:
+                fitting, last = found, middle
+            else:
+                first = middle + 1
+        return fitting or await self._request(body, _from_turn(items, turns[-1]))
 
     async def events(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
         """Generate the response, fill `entry`, and store it.
@@ -165,6 +201,11 @@ class ResponseService:
     def _logprobs(self, values: list[TokenLogprob]) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = chat_logprobs(self._texts, values)["content"]
         return content
+
+
+def _from_turn(items: Sequence[dict[str, Any]], begin: int) -> list[dict[str, Any]]:
+    """Return the items from a turn on, and the instructions before it."""
+    return [item for at, item in enumerate(items) if at >= begin or item.get("role") in ("system", "developer")]
 
 
 def _begin(entry: StoredResponse) -> list[Event]:
