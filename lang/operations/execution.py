@@ -77,7 +77,7 @@ class Execution:
         self._deferred: list[tuple[session.Open | session.Append, OperationLog]] | None = [] if deferred else None
         self._texts: list[session.Open | session.Append | session.Close] = []  # of an async program
         self._logs: weakref.WeakValueDictionary[int, OperationLog] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock() if caller is None else caller._lock
+        self._lock: threading.Lock = threading.Lock() if caller is None else caller._lock
         self._tasks: set[Task[None]] = set()
         self._ended: ErrorInfo | None = None  # `close` was called, with this error
         self._called: list[weakref.ref[Execution]] = []  # parts of this run; the last one may be gone

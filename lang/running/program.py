@@ -497,10 +497,13 @@ class Program(Generic[P, R]):
             place="" if caller is None else program_location(),
         )
 
-    def _batch_options(self, *given: Any) -> BatchOptions:
+    def _batch_options(
+        self, num_threads: int | Literal["auto"], progress_bar: bool, return_exceptions: bool, in_order: bool
+    ) -> BatchOptions:
         plan = self.compiled
         in_threads = not (self.is_async or (plan is not None and plan.is_whole))
-        return BatchOptions(*given, in_threads=in_threads, width=1 if plan is None else plan.width)
+        width = 1 if plan is None else plan.width
+        return BatchOptions(num_threads, progress_bar, return_exceptions, in_order, in_threads, width)
 
     def _batch_calls(
         self, batch: BatchItems, given: Mapping[str, Any], traced: bool, caller: ProgramState | None

@@ -52,7 +52,7 @@ class _Program:
         told = {"title": opened.title, "traceparent": opened.traceparent}
         self.history = ProgramHistory(opened.program, {name: text for name, text in told.items() if text is not None})
         self.run = uuid.uuid4().hex  # by which the server's records know its requests
-        self.budget = (
+        self.budget: RunningProgram = (
             RunningProgram(opened.program, opened.budget, abort, call_later)
             if caller is None
             else ProgramPart(opened.program, opened.budget, abort, call_later, caller.budget)
