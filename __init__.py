@@ -255,6 +255,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if (module := _MODULES.get(name)) is None:
         from .runtime.protocol.errors import did_you_mean

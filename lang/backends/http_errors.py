@@ -54,7 +54,7 @@ class HttpFailure(Exception):
     def to_error(self, message: str | None = None) -> RamiformError:
         """Return the error for the program: by the status, whose mistake it is."""
         message = self.message if message is None else message
-        if self.status in _BUSY:
+        if self.status in _BUSY or (self.status == 503 and "loading" in self.message.lower()):  # the model, as here
             return BusyError(message)
         if self.status is not None and self.status < 500:
             return RequestError(message, param=self.param, code=str(self.code or f"http_{self.status}"))

@@ -192,8 +192,31 @@ def parts_of(value: Expr | str) -> tuple[Expr, ...]:
                 return tuple(part for piece in split_at_marks(text) for part in parts_of(piece))
             return (Constant(text),) if text else ()
     raise RequestError(
-        f"cannot append {value!r}: a state takes strings and expressions such as gen(...), not {type(value).__name__}"
+        f"cannot append {value!r}: a state takes strings, expressions such as gen(...) and lists of chat messages, not "
+        f"{type(value).__name__}"
     )
+
+
+def messages_of(messages: Sequence[Any]) -> tuple[Expr, ...]:
+    """Return the expressions of chat messages, dicts of `role` and `content`. Raises RequestError for other items."""
+    parts: list[Expr] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"cannot append a list whose item {index} is of type {type(message).__name__}: it holds chat messages; "
+                "append strings and expressions one by one, or chain them with +",
+                param="messages",
+            )
+        if message.keys() != {"role", "content"} or not (
+            isinstance(message["role"], str) and isinstance(message["content"], str | Expr)
+        ):
+            raise RequestError(
+                f"message {index} must be a dict of 'role' and 'content', a text, and no more; got {dict(message)!r}",
+                param="messages",
+            )
+        name = message["role"]
+        parts += [RoleBeginExpr(name), *parts_of(message["content"]), RoleEndExpr(name)]
+    return tuple(parts)
 
 
 def _label(expr: Expr) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import msgspec
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import PARAMETERS, LogprobParams, Parameter, SamplingParams
+from ..operations.source_location import program_location
 from ..tools.call_format import offer
 from ..tools.tool_set import ToolCallback, ToolOutcome
 from ..types.result_types import ResultType, separated
@@ -26,6 +28,13 @@ from .format_marks import refuse_marks
 T = TypeVar("T")
 
 Defaults = Mapping[str, Any]  # sampling arguments by gen's names, for what a gen does not say
+
+
+def check_defaults(defaults: Defaults) -> None:
+    """Raise RequestError for a sampling argument of `run` that no gen could have."""
+    for name, value in defaults.items():
+        others = {"max_tokens": value} if name == "min_tokens" else {}
+        gen_operation(GenExpr(), {name: value, **others}, stream=False)
 
 
 def defaults_of(run_arguments: Mapping[str, Any]) -> Defaults:
@@ -76,15 +85,22 @@ class LoweredOperations:
     callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # by the operation whose answer they take
     checks: list[tuple[int, CheckedAttempts]] = field(default_factory=list)  # by the checked Gen
     open_role: str | None = None  # role of the chat message that is open at the end
+    ended_role: str | None = None  # role of the chat message that has ended just there
 
 
-def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: str | None) -> LoweredOperations:
-    """Lower expressions; `open_role` is the role of the chat message that is open before them.
+def lower(
+    parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: str | None, ended_role: str | None = None
+) -> LoweredOperations:
+    """Lower expressions; `open_role` is the role of the chat message that is open before them, `ended_role` that of the
+    one that has ended just before them. Warns of a gen that comes between a user's message and the assistant's.
 
     Raises RequestError for a parameter out of range, and for a message inside another one.
     """
-    lowered = LoweredOperations(open_role=open_role)
+    lowered = LoweredOperations(open_role=open_role, ended_role=ended_role)
     for part in parts:
+        if lowered.ended_role in ("user", "system", "tool") and isinstance(part, GenExpr | SelectExpr | ConstraintExpr):
+            _warn_outside(lowered.ended_role)
+        lowered.ended_role = part.role if isinstance(part, RoleEndExpr) else None
         match part:
             case Constant(text):
                 lowered.operations.append(session.Text(text))
@@ -114,6 +130,13 @@ def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: st
             case _:
                 raise AssertionError(f"unknown expression: {part!r}")
     return lowered
+
+
+def _warn_outside(role: str) -> None:
+    """Warn that the model is asked behind a message and outside any, once for each line that does so."""
+    file, _, line = program_location().rpartition(":")
+    message = f"a gen or select stands after the {role} message and outside any: write s += assistant(gen(...))"
+    warnings.warn_explicit(message, RuntimeWarning, file, int(line))
 
 
 def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:

@@ -52,6 +52,8 @@ def _known_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        if len(args) == 1 and isinstance(args[0], list | tuple) and "name" in kwargs and "choices" not in kwargs:
+            return function(choices=args[0], **kwargs)  # select(["a", "b"], name="x")
         for name in kwargs:
             if name not in names:
                 raise TypeError(
@@ -139,6 +141,9 @@ def gen(
     """
     # The signature is written out for editors and type checkers; a test compares it with the table of parameters.
     given = _checked_arguments(locals())
+    if isinstance(max_tokens, str):
+        told = f"the second argument of gen is max_tokens, a number, got {max_tokens!r}: write regex=..., stop=..., say"
+        raise RequestError(told, param="max_tokens")
     constraints = {
         "choices": choices,
         "dtype": dtype,

@@ -85,9 +85,9 @@ class StateHandle:
         """Append what each child appended since its fork. The caller must hold the children until it is done."""
         self.append([Concatenate(tuple(child.number for child in children))])
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str | RamiformError) -> None:
         """Abort running work and fail operations without an answer; the first state's handle ends the whole program."""
-        error = ErrorInfo.of(RuntimeFailed(reason))
+        error = ErrorInfo.of(RuntimeFailed(reason) if isinstance(reason, str) else reason)
         if self._parent is None:
             self.execution.close(error)
         self._forget()

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from ..expressions import primitives
 from ..states.state import ProgramState
 from .program import Program
-from .signatures import function_of
+from .signatures import function_of, is_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +57,7 @@ def function(func: Any = None, *, num_api_spec_tokens: int | None = None, **opti
 
     def made(func: Any) -> Program[Any, Any]:
         _warn_of_unused(func)
+        _warn_of_no_result(func)
         program: Program[Any, Any] = Program(func, scope, num_api_spec_tokens)
         return program.bind(**options) if options else program
 
@@ -75,6 +76,18 @@ def signature(
     """
     made: Program[..., Any] = Program(function_of(text, instruction, name, sys._getframe(1)))
     return made.bind(**options) if options else made
+
+
+def _warn_of_no_result(func: Any) -> None:
+    """Warn of a function that looks like a signature and says nothing of its answer, so that it asks nothing."""
+    func = inspect.unwrap(getattr(func, "__func__", func))
+    if getattr(func, "__doc__", None) and is_signature(func) and "return" not in func.__annotations__:
+        warnings.warn_explicit(
+            f"the program {func.__name__} asks nothing: it has no body, and no type of an answer; write -> str, say",
+            RuntimeWarning,
+            func.__code__.co_filename,
+            func.__code__.co_firstlineno,
+        )
 
 
 def _warn_of_unused(func: Any) -> None:

@@ -6,7 +6,7 @@ import contextvars
 import inspect
 import json
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -132,14 +132,18 @@ class NullChannel:
 
 
 def plan_call(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    missing: frozenset[str],
+    defaults: Defaults,
+    constants: Collection[str] = (),
 ) -> RecordedCall:
     """Record a call up to the line where it reads a generated value or looks into an argument, if it does.
 
     Arguments that are `missing` become symbols. The function is called again with other symbols: where the operations
-    differ, it has looked into a text that holds one. String arguments become symbols too where that changes nothing
-    else, which one more call tells. Raises RequestError, with the program's line, for mistakes that can be found before
-    a run.
+    differ, it has looked into a text that holds one. String arguments that are not `constants` become symbols too
+    where that changes nothing else, which one more call tells. Raises RequestError, with the program's line, for
+    mistakes that can be found before a run.
     """
     symbols = {name: symbol(name) for name in missing}
     recorded = _record_call(function, {**arguments, **symbols}, missing, defaults)
@@ -148,7 +152,7 @@ def plan_call(
         other = _record_call(function, {**arguments, **odd}, missing, defaults, stops_at_errors=True)
         recorded = _up_to_difference(recorded, other, missing)
     check_recorded([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
-    texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
+    texts = {name: value for name, value in arguments.items() if isinstance(value, str) and name not in constants}
     if texts:
         try:
             abstract = _record_call(

@@ -18,6 +18,7 @@ from ...runtime.protocol.sampling import SamplingParams
 from ..backends.backend import Backend, channel_of
 from ..expressions.attempts import check_of
 from ..expressions.format_marks import refuse_marks
+from ..expressions.lowering import check_defaults
 from ..operations.execution import Execution
 from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
@@ -167,6 +168,9 @@ class Program(Generic[P, R]):
         with Folded():
             return self._converted(self.run(*args, **kwargs).ret_value)
 
+    def __repr__(self) -> str:
+        return f"<program {self.function.__qualname__}{self.__signature__}>"
+
     def __get__(self, instance: Any, owner: type | None = None) -> Program[P, R]:
         """Return the program of an instance, if the function is a method; else the program itself."""
         scope, dot, _ = getattr(self.function, "__qualname__", "").rpartition(".")
@@ -309,7 +313,8 @@ class Program(Generic[P, R]):
         given = {**self._bound, **arguments}
         check_arguments(self._signature, (), given, partial=True)
         missing = frozenset(self.required) - given.keys()
-        call = plan_call(self._body, given, missing, run_arguments.over(self._bound_run).sampling)
+        sampling, constants = run_arguments.over(self._bound_run).sampling, self._bound.keys() - arguments.keys()
+        call = plan_call(self._body, given, missing, sampling, constants)
         title = f"{self.function.__name__}({', '.join(self.parameters)})"
         return Plan(title, states_of(call.logs), call.stops_at, self.run, self.run_batch, call.argument_needed)
 
@@ -321,9 +326,7 @@ class Program(Generic[P, R]):
         self._prepared.compiled = plan = self.plan(**example)
         return plan
 
-    def trace(self, **example: Any) -> Plan:
-        """Alias of `plan`, by its earlier name. The trace of a run is `run(..., trace=True).trace`."""
-        return self.plan(**example)
+    trace = plan  # its earlier name; the trace of a run is `run(..., trace=True).trace`
 
     def cache(self, *, backend: Backend | None = None, **example: Any) -> None:
         """Compute the text that every call begins with, and keep it in the runtime as long as this program lives."""
@@ -479,6 +482,7 @@ class Program(Generic[P, R]):
         """Bind the arguments. Raises TypeError, as calling the function would, before anything starts."""
         own = {**self._bound, **kwargs}
         check_arguments(self._signature, args, own)
+        check_defaults(given.sampling)
         given = given.over(self._bound_run)
         compiled = self.compiled
         is_whole = compiled is not None and compiled.is_whole

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.session import Budget
 from ..backends.backend import Backend, Channel, channel_of
+from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults
 from ..operations.execution import Execution, ValueNeeded
 from ..operations.recording import Recording, is_recording_all
@@ -65,8 +66,11 @@ class ProgramCall:
         return f"{self.function.__qualname__}:{digest(self.args, self.kwargs)}"
 
     def apply(self, state: ProgramState) -> Any:
-        """Call the program's function."""
-        return self.function(state, *self.args, **self.kwargs)
+        """Call the program's function; the state has what it returns, unless it is async."""
+        with FunctionBody(state):
+            state.ret_value = value = self.function(state, *self.args, **self.kwargs)
+            refuse_marks("return", value, depth=0)
+        return value
 
     def describe(self, error: BaseException, state: ProgramState | None) -> None:
         """Describe an exception that ends the program, as `failures.describe`. A cancellation stays as it is."""
@@ -153,8 +157,7 @@ def run_body(state: ProgramState, call: ProgramCall) -> None:
     if call.is_async:
         _run_coroutine(run_body_async(state, call))
         return
-    with FunctionBody(state):
-        state.ret_value = call.apply(state)
+    call.apply(state)
     state._handle.execution.note_end()
     _send(state._handle.execution, call)
     state._finish()
@@ -170,6 +173,7 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
         async with asyncio.timeout(seconds) as limit:
             with FunctionBody(state):
                 state.ret_value = await call.apply(state)
+                refuse_marks("return", state.ret_value, depth=0)
             state._handle.execution.note_end()
             _send(state._handle.execution, call)
             await state._finish_async()
@@ -210,8 +214,7 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
     execution = state._handle.execution
     execution.may_wait = False
     try:
-        with FunctionBody(state):
-            state.ret_value = call.apply(state)
+        call.apply(state)
     except ValueNeeded as needed:
         state._abandon(needed)
         if execution.recording is not None:

@@ -259,7 +259,7 @@ class ReadableState:
     def _abandon(self, error: BaseException) -> None:
         """Abort all work of the program, branches included, because it raised."""
         self._handle.execution.note_failure(error)
-        self._handle.close(f"{ABANDONED}{error!r}")
+        self._handle.close(RequestError(f"{ABANDONED}{error!r}", code="program_failed"))
 
     async def _finish_async(self) -> None:
         """Finish the program in an event loop, as `_finish` does."""

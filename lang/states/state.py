@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError, did_you_mean
 from ..expressions.attempts import OnInvalid, with_derived_seed
 from ..expressions.callbacks import ask_when_answered, check_attempts
-from ..expressions.expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
+from ..expressions.expr import Expr, RoleBeginExpr, RoleEndExpr, messages_of, parts_of
 from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults, checked_lora, lower
 from ..expressions.primitives import gen, questions_of, role
@@ -124,6 +124,33 @@ class ForkGroup:
         return added
 
 
+class CopyBlock(AbstractContextManager["ProgramState"]):
+    """Context manager of `s.copy()`: a branch, joined at the end of the block. It says so where it is used as one."""
+
+    def __init__(self, source: ProgramState) -> None:
+        self._source = source
+
+    def __enter__(self) -> ProgramState:
+        self._group = self._source.fork(1)
+        return self._group[0]
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self._group.join()
+
+    def __iadd__(self, other: object) -> NoReturn:
+        raise self._refusal()
+
+    def __getitem__(self, name: str) -> NoReturn:
+        raise self._refusal()
+
+    def _refusal(self) -> RequestError:
+        return RequestError(
+            "s.copy() is a block: write `with s.copy() as c: c += ...`; a branch without one is s.fork(1)[0]",
+            param="copy",
+        )
+
+
 @dataclass(frozen=True)
 class StateMark:
     """A point of a state to which `rollback` returns: its text, variables and open message."""
@@ -179,12 +206,13 @@ class ProgramState(ReadableState):
         self._open_role = open_role
         self._inherited = self._reader.snapshot()
         self._concatenated: list[StateHandle] = []  # joined states, held until they are appended
+        self._ended_role: str | None = None  # role of the chat message that has ended just now
         self._num_called = count()  # programs that its function has called, and fresh states
 
     # Appending
 
-    def __iadd__(self, other: Expr | str) -> ProgramState:
-        self._append(parts_of(other))
+    def __iadd__(self, other: Expr | str | Sequence[Mapping[str, Any]]) -> ProgramState:
+        self._append(messages_of(other) if isinstance(other, list | tuple) else parts_of(other))
         return self
 
     def system(
@@ -366,6 +394,8 @@ class ProgramState(ReadableState):
                 )
                 for index, handle in enumerate(self._handle.fork(size))
             ]
+            for child in children:
+                child._ended_role = self._ended_role
         return ForkGroup(self, children)
 
     def fresh(self) -> ProgramState:
@@ -377,12 +407,9 @@ class ProgramState(ReadableState):
         made._handle.execution.loop = self._handle.execution.loop
         return made
 
-    @contextmanager
-    def copy(self) -> Iterator[ProgramState]:
+    def copy(self) -> CopyBlock:
         """Fork one branch, `with s.copy() as c`, and join it at the end of the block."""
-        group = self.fork(1)
-        yield group[0]
-        group.join()
+        return CopyBlock(self)
 
     def adopt(self, branch: ProgramState) -> None:
         """Append the text that a branch of this state has appended, and take its new variables; without waiting.
@@ -465,7 +492,8 @@ class ProgramState(ReadableState):
         if not parts:
             return
         with self._log.changed:
-            lowered = lower(parts, self._defaults, self._stream, self._open_role)
+            lowered = lower(parts, self._defaults, self._stream, self._open_role, self._ended_role)
+            self._ended_role = lowered.ended_role
             names: dict[int, str] = {}
             for one in lowered.bindings:
                 beside = f"{names[one.index]}, " if one.captured and one.index in names else ""

@@ -23,7 +23,7 @@ from ..operations.source_location import with_location
 from ..operations.state_handle import StateHandle
 from ..tools.tool_set import ToolOutcome
 from ..types.questions import with_values
-from ..types.result_types import ResultType
+from ..types.result_types import ResultType, is_cut
 
 
 class Variable:
@@ -109,9 +109,11 @@ class GeneratedVariable(OperationVariable):
 
     def _parse(self, sequence: session.Sequence) -> Any:
         try:
-            return self.result.value(sequence.text, is_cut=sequence.finish.type == "length")
+            return self.result.value(sequence.text, is_cut=is_cut(sequence.finish, self.result))
         except (ValueError, KeyError) as error:
             cut = ", cut off at max_tokens," if sequence.finish.type == "length" else ""
+            if isinstance(sequence.finish.matched, str) and self.result.check_cut is not None:
+                cut = f", cut off at the stop {sequence.finish.matched!r},"
             message = f"the text {sequence.text!r}{cut} is not of type {self.result.name}: {error}"
             info = ErrorInfo.of(RequestError(message, param=self.name, code="invalid_result"))
             exception = with_location(info, self.location, f"gen {self.name!r}").to_exception()

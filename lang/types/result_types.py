@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_origin
 
+from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling import Constraint
 from .adapter import adapter_of
@@ -47,6 +48,15 @@ class ResultType:
         return self.parse(text)
 
 
+def is_cut(finish: Finish, result: ResultType) -> bool:
+    """Return whether a text may have been ended before it was complete: at max_tokens, or at a stop of the gen's own.
+
+    Of a grammar it is not known what is complete, so its author's stops end it.
+    """
+    by_stop = finish.type == "stop" and isinstance(finish.matched, str) and result.name != _NAMES["grammar"]
+    return finish.type == "length" or by_stop
+
+
 def constrained_text(constraint: Constraint) -> ResultType:
     """Return the type of the texts of a regex, JSON Schema, grammar or quote; one that was cut off may be none."""
     stream = partial(PartialStream, Any) if constraint.kind == "json_schema" else TextStream
@@ -78,7 +88,7 @@ def _check_cut(constraint: Constraint, text: str) -> None:
             with suppress(ValueError):
                 if type(json.loads(text)) not in (int, float):  # more digits may follow
                     return
-    raise ValueError("it is not complete; raise max_tokens, or give on_cut='keep' for the text as it is")
+    raise ValueError("it is not complete; raise max_tokens, drop stop, or give on_cut='keep' for the text as it is")
 
 
 def _regex(pattern: str) -> Constraint:

@@ -279,7 +279,7 @@ class FakeFrontend:
                 prompt_tokens=len(state.text),
                 completion_tokens=len(text),
                 cached_tokens=0,
-                finish=Finish("stop", "\n"),
+                finish=Finish("stop", None if gen.sampling.constraint is not None else "\n"),
                 logprobs=None if gen.logprobs is None else [TokenLogprob(-0.5, byte) for byte in text.encode()],
                 token_texts={byte: chr(byte) for byte in text.encode()} if gen.token_texts else None,
             )
