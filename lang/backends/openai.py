@@ -105,9 +105,10 @@ class OpenAI(EndpointBackend):
             raise RequestError(f"dialect is one of {', '.join(DIALECTS)}, got {dialect!r}", param="dialect")
         if api not in get_args(OpenAIApi):
             raise RequestError(f"api is one of {', '.join(get_args(OpenAIApi))}, got {api!r}", param="api")
-        if api == "responses" and (dialect != "openai" or is_chat_model is False or num_speculative_tokens is not None):
+        is_other = dialect != "openai" or is_chat_model is False or num_speculative_tokens is not None or is_azure
+        if api == "responses" and is_other:
             raise RequestError(
-                "api='responses' is OpenAI's own and always a chat: leave dialect, is_chat_model and "
+                "api='responses' is OpenAI's own and always a chat: leave dialect, is_chat_model, is_azure and "
                 "num_speculative_tokens out",
                 param="api",
             )

@@ -337,6 +337,15 @@ def test_streamed_values_are_given_as_they_come(server: JsonServer, connect: Any
     assert state["x"] == ["a", "}b", "a"]
 
 
+@pytest.mark.parametrize(
+    "options", [{"dialect": "vllm"}, {"is_chat_model": False}, {"num_speculative_tokens": 9}, {"is_azure": True}]
+)
+def test_the_responses_api_is_openais_own(options: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="leave dialect") as caught:
+        OpenAI("m", api="responses", api_key="k", **options)
+    assert caught.value.param == "api"
+
+
 def test_what_does_not_match_and_refusals_are_errors(server: JsonServer, connect: Any) -> None:
     @ramiform.function
     def body(s: ProgramState) -> None:
