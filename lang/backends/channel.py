@@ -12,7 +12,7 @@ from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol.session import Gen, Operation, Play, Reply, RoleBegin, RoleEnd, Select, Text
 from .calls import ModelCalls, call_later
-from .executor import TranscriptExecutor
+from .executor import TranscriptExecutor, refuse_healing
 from .inbox import InboxItem, InterpretingChannel
 from .model import Method, Model
 from .transcript import Transcript, TranscriptPart
@@ -80,8 +80,12 @@ class LocalChannel(InterpretingChannel):
         self._model = model
         self._calls = ModelCalls(num_threads, self.inbox.put)
         self.interpreter = ProgramInterpreter(self.deliver, self._open_executor, call_later(self.inbox.put))
-        self.check: Check | None = model.check if model.checks_operations else None
+        self.check: Check | None = self._check if model.checks_operations else None
         self.start()
+
+    def _check(self, transcript: Transcript, operation: Operation) -> None:
+        refuse_healing(operation)
+        self._model.check(transcript, operation)
 
     def call(self, method: Method) -> Reply:
         return self._model.answer_call(method, next(self._numbers))

@@ -47,6 +47,8 @@ class TranscriptExecutor:
 
     def generate(self, gen: session.Gen, on_delta: OnDelta) -> PendingResult:
         _refuse_adapter(gen)
+        if self._model.checks_operations:
+            refuse_healing(gen)
         transcript = self._transcript
 
         def call(model_call: ModelCall) -> ModelOutput:
@@ -117,3 +119,9 @@ def _refuse_adapter(operation: session.Gen | session.Select | session.Decide) ->
     """Raise RequestError for an operation with a LoRA adapter."""
     if operation.lora is not None:
         raise RequestError("lora needs a runtime of ramiform: this backend has no adapters", param="lora")
+
+
+def refuse_healing(operation: session.Operation) -> None:
+    """Raise RequestError for a gen that heals: the tokens of a service cannot be replaced."""
+    if isinstance(operation, session.Gen) and operation.heal:
+        raise RequestError("heal needs a runtime of ramiform: this backend takes texts, not tokens", param="heal")

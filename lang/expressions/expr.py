@@ -108,6 +108,7 @@ class GenExpr(Expr):
     schema: Any = None
     tools: ToolSet | None = None
     substring: str | None = None  # the text to quote
+    heal: bool = False
     structural_tag: str | None = None  # of an agent's turn
     streamed: bool = False  # whether or not the run is
     tool_errors: OnError = "text"

@@ -243,7 +243,12 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
         token_texts=texts,
         num_api_spec_tokens=ahead,
         lora=checked_lora(pick("lora")),
+        heal=gen.heal,
     )
+    if gen.heal and constraint is not None and constraint.kind != "regex":
+        raise RequestError(f"heal is for free text and regex, not for a {constraint.kind}", param="heal")
+    if gen.heal and sampling.stop_regex:
+        raise RequestError("heal and stop_regex exclude one another: give stop", param="heal")
     return operation, result
 
 

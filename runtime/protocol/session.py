@@ -60,13 +60,14 @@ class Gen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     num_api_spec_tokens: int | None = None  # one call of an API may generate so many, for later gens too
     checked: bool = False  # answer each attempt by `Attempted`, and wait for a `Supply` that accepts it; with n = 1
     lora: str | None = None  # LoRA adapter; None: the base alone
+    heal: bool = False  # tokens at the end of the text before may be replaced by longer ones that begin with their text
 
 
 class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="generated"):
     """Append text that was generated before, as its token ids, or a choice that was made before. Generates nothing.
 
-    `ids` may end before `text` does, as in `Sequence`; the rest is tokenised as text. `chosen`: `text` is a choice of a
-    Select, without ids.
+    `ids` may end before `text` does, as in `Sequence`; the rest is tokenised as text. Those of a Gen that healed begin
+    with the end of the text before it. `chosen`: `text` is a choice of a Select, without ids.
     """
 
     text: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from ..protocol.errors import RequestError
 from .chat_template import ChatTemplate
@@ -103,6 +105,15 @@ class Tokenizer(ABC):
         word."""
         text = self.decode(ids, skip_special_tokens=skip_special_tokens)
         return text.removeprefix(" ") if self.strips_blank else text
+
+    def begins_longer_token(self, data: bytes) -> bool:
+        """Return whether some token is longer than these bytes and begins with them."""
+        place = bisect_right(self._sorted_bytes, data)
+        return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(data)
+
+    @cached_property
+    def _sorted_bytes(self) -> list[bytes]:
+        return sorted({data for data in self.token_bytes if data})
 
     def _ends_by_name(self) -> list[int]:
         """Return the special tokens whose names say that they end a turn or a text."""

@@ -6,8 +6,10 @@ Text is tokenised when a request needs ids, so that neighbouring pieces are toke
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from ...protocol.errors import RequestError
@@ -15,6 +17,18 @@ from ...protocol.session import OfferedTools
 from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, merge_segments
 from .roles import ROLE_MARK, ChatState
+
+MAX_HEALED = 8  # tokens that longer ones may replace
+
+
+@dataclass(frozen=True)
+class HealedText:
+    """Text at the end of the content that the ids after it contain."""
+
+    text: str
+
+
+LogEntry = PromptSegment | tuple[int, ...] | HealedText
 
 
 @dataclass(frozen=True)
@@ -25,7 +39,7 @@ class AppendedContent:
     tokenised without the text after. `roles` are those of the messages it wrote, `tail` is the text after the last.
     """
 
-    log: list[PromptSegment | tuple[int, ...]]
+    log: list[LogEntry]
     roles: tuple[str, ...]
     tail: str
     tools: str | None = None
@@ -51,7 +65,7 @@ class TokenContent:
         self.pending: list[PromptSegment] = []
         self.num_pending_bytes = 0
         self.chat = ChatState()
-        self._log: list[PromptSegment | tuple[int, ...]] | None = None  # since the fork; None without one
+        self._log: list[LogEntry] | None = None  # since the fork; None without one
         self._roles_at_fork = self.chat
         self._num_restored = 0
 
@@ -147,6 +161,53 @@ class TokenContent:
             self.pending, self.num_pending_bytes = [], 0
         return self.ids
 
+    async def take_open_word(self, stops: Sequence[str]) -> str:
+        """Remove the text of the last tokens that begin longer ones, so that it is generated again; return it.
+
+        It is text of the program's own that has not been tokenised and was written since the fork, and has no beginning
+        of `stops`. The ids before it stay those of the text as a whole.
+        """
+        segments = merge_segments(self.pending)
+        own = segments[-1].text if segments and (not segments[-1].trusted or not self.chat.roles) else ""
+        if self._log is not None:
+            since = list(takewhile(lambda entry: isinstance(entry, PromptSegment), reversed(self._log)))
+            own = own[max(0, len(own) - sum(len(entry.text) for entry in since if isinstance(entry, PromptSegment))) :]
+        if not own:
+            return ""
+        at_start = not self.ids
+        ids = await self._encoder.encode_async(segments, at_start=at_start)
+        healed, found = b"", [(0, "")]
+        for number, token in enumerate(reversed(ids[-MAX_HEALED:]), 1):
+            data = self._tokenizer.token_bytes[token]
+            if data is None:
+                break
+            healed = data + healed
+            if own.encode().endswith(healed) and self._tokenizer.begins_longer_token(healed):
+                with suppress(UnicodeDecodeError):  # within a character
+                    found.append((number, healed.decode()))
+        for number, text in reversed(found[1:]):
+            if any(stop[:1] in text for stop in stops):
+                continue
+            kept = [*segments[:-1], segments[-1]._replace(text=segments[-1].text.removesuffix(text))]
+            before = await self._encoder.encode_async(merge_segments(kept), at_start=at_start)
+            if before == ids[:-number] and (before or self.ids):
+                self.remove_tail(text)
+                return text
+        return ""
+
+    def remove_tail(self, text: str) -> None:
+        """Remove a text from the end of the pending text."""
+        segments = merge_segments(self.pending)
+        assert segments[-1].text.endswith(text)
+        self.pending = [*segments[:-1], segments[-1]._replace(text=segments[-1].text.removesuffix(text))]
+        self.num_pending_bytes -= len(text.encode())
+        if self._log is not None:
+            self._log.append(HealedText(text))
+
+    def open_text(self) -> str:
+        """Return the pending text."""
+        return "".join(segment.text for segment in self.pending)
+
     async def append_chosen(self, text: str) -> None:
         """Append a choice, tokenised as it was scored: with the text before it, not with the text after."""
         self._append(PromptSegment(text, trusted=not self.chat.is_open))
@@ -191,6 +252,9 @@ class TokenContent:
             if isinstance(item, PromptSegment):
                 self._append(item)
                 texts.append(item.text)
+            elif isinstance(item, HealedText):
+                self.remove_tail(item.text)
+                texts = ["".join(texts).removesuffix(item.text)]
             else:
                 await self._append_ids(item)
                 texts.append(self._tokenizer.decode(list(item)))
@@ -217,9 +281,9 @@ class TokenContent:
         return next((text for text, token in self._tokenizer.special_ids.items() if token == bos), "")
 
 
-def _merged(log: Iterable[PromptSegment | tuple[int, ...]]) -> list[PromptSegment | tuple[int, ...]]:
+def _merged(log: Iterable[LogEntry]) -> list[LogEntry]:
     """Join neighbouring texts of equal trust."""
-    merged: list[PromptSegment | tuple[int, ...]] = []
+    merged: list[LogEntry] = []
     texts: list[PromptSegment] = []
     for item in log:
         if isinstance(item, PromptSegment):

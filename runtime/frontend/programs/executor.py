@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from ...programs.running_program import StateProgress
 from ...protocol import session
 from ...protocol.core import Finish, ProgramProgress, RequestOptions, SoftPin
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
+from ...protocol.sampling import Constraint
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
 from .content import AppendedContent, ContentSnapshot, TokenContent
 from .decisions import decide
@@ -136,6 +138,9 @@ class TokenExecutor:
 
     async def _generate(self, gen: session.Gen, on_delta: OnDelta) -> OperationResult:
         self._content.drop_lead()
+        healed = await self._content.take_open_word(gen.sampling.stop) if gen.heal else ""
+        if healed:
+            gen, on_delta = _healing(gen, healed), _behind(healed, on_delta)
         tokens = await self._content.flush()
         is_streamed = gen.stream or self._state.program.has_token_budget  # which is spent token by token
         options = self._request_options(tokens, None, gen.lora)
@@ -155,11 +160,13 @@ class TokenExecutor:
                     for index, sample in enumerate(samples)
                 ]
         first = finished[0]
-        await self._content.append_generated(first.sequence.ids, first.leftover)
-        sequences = [sample.sequence for sample in finished]
+        # What is left of the open word where max_tokens ended the output inside it.
+        unsaid = healed.removeprefix(first.sequence.text) if healed.startswith(first.sequence.text) else ""
+        await self._content.append_generated(first.sequence.ids, first.leftover + unsaid)
+        sequences = [_without_lead(sample.sequence, healed) for sample in finished]
         if gen.token_texts:
             sequences = [self._with_token_texts(sequence) for sequence in sequences]
-        return OperationResult(first.sequence.text, sequences=sequences)
+        return OperationResult(sequences[0].text, sequences=sequences)
 
     async def _append_generated(self, generated: session.Generated) -> OperationResult:
         if generated.chosen:
@@ -171,6 +178,13 @@ class TokenExecutor:
         if (wrong := next((id for id in generated.ids if not 0 <= id < tokenizer.vocab_size), None)) is not None:
             raise RequestError(f"ids holds {wrong}, but the vocabulary ends at {tokenizer.vocab_size - 1}", param="ids")
         text = tokenizer.decode(generated.ids)
+        if text and not generated.text.startswith(text):  # perhaps the ids begin before it
+            before = self._content.open_text()
+            sizes = range(1, min(len(text), len(before)) + 1)
+            found = (n for n in sizes if before.endswith(text[:n]) and generated.text.startswith(text[n:]))
+            if size := next(found, 0):
+                self._content.remove_tail(text[:size])
+                text = text[size:]
         await self._content.append_generated(
             generated.ids, generated.text[len(text) :] if generated.text.startswith(text) else ""
         )
@@ -234,6 +248,34 @@ class TokenExecutor:
             return pins  # its last request: nothing of it is needed again
         self._is_pinned = True
         return [*pins, SoftPin(self._state.number, num_kept)]
+
+
+def _healing(gen: session.Gen, healed: str) -> session.Gen:
+    """Return the gen whose output begins with a text and goes on as the gen says."""
+    constraint = gen.sampling.constraint
+    rest = {"type": "any_text"} if constraint is None else {"type": "regex", "pattern": constraint.source}
+    elements = [{"type": "const_string", "value": healed}, rest]
+    spec = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+    sampling = msgspec.structs.replace(gen.sampling, constraint=Constraint("structural_tag", spec))
+    return msgspec.structs.replace(gen, sampling=sampling)
+
+
+def _behind(healed: str, on_delta: OnDelta) -> OnDelta:
+    """Return the function that is told of an output without the text at its beginning."""
+    left = len(healed)
+
+    def told(text: str, ids: Any, logprobs: Any) -> None:
+        nonlocal left
+        cut = min(left, len(text))
+        left -= cut
+        on_delta(text[cut:], ids, logprobs)
+
+    return told
+
+
+def _without_lead(sequence: session.Sequence, lead: str) -> session.Sequence:
+    text = "" if lead.startswith(sequence.text) else sequence.text.removeprefix(lead)
+    return msgspec.structs.replace(sequence, text=text) if lead else sequence
 
 
 def _without_tokens(sample: FinishedSample) -> FinishedSample:
