@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 import ramiform
 from ramiform import Anthropic, OpenAI, ProgramState, RequestError, Scripted, assistant, gen, select, system, user
@@ -399,3 +399,51 @@ def test_the_schema_of_a_dtype_says_what_its_regex_does(dtype: type, text: str) 
     read = form.text_of(f'{{"value":{text}}}')
     assert read == text
     assert type(result.parse(read)) is dtype
+
+
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_the_official_client_would_send_these_bodies(server: JsonServer, connect: Any, kind: str) -> None:
+    """Judge: the types of the parameters in the package `openai`."""
+
+    @ramiform.function
+    def body(s: ProgramState) -> None:
+        s.agent([weather, other], "Weather in Oslo?", tool_choice="weather", schema=Order)
+        s += user("?") + assistant(gen("a", dtype=int, max_tokens=20, temperature=0.5, top_p=0.9))
+        s += user("?") + assistant(select("b", ["x", "y"]))
+
+    texts = ["Sun.", '{"items": []}', '{"value": 1}', '{"value": "x"}']
+    if kind == "chat":
+        first = chat({"content": None, "tool_calls": CALLS[:1]})
+        rest = [chat({"content": text}) for text in texts]
+    else:
+        first = events({"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"place": "Oslo"}'})
+        rest = [events({"type": "message", "content": [{"type": "output_text", "text": text}]}) for text in texts]
+    server.answers = [first, *rest]
+    state = body.run(backend=connect(kind))
+    assert (state["a"], state["b"]) == (1, "x")
+    assert len(server.requests) == 5
+    params = parameters(kind)
+    adapter = TypeAdapter(params)
+    for request in server.requests:
+        assert request.body.keys() <= params.__annotations__.keys()
+        whole(adapter.validate_python(request.body))
+
+
+def parameters(kind: str) -> Any:
+    if kind == "chat":
+        from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+
+        return CompletionCreateParamsNonStreaming
+    from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+
+    return ResponseCreateParamsStreaming
+
+
+def whole(value: Any) -> None:
+    """Read what is validated as it is read."""
+    if isinstance(value, dict):
+        for one in value.values():
+            whole(one)
+    elif not isinstance(value, str) and hasattr(value, "__iter__"):
+        for one in value:
+            whole(one)
