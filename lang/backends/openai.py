@@ -103,15 +103,8 @@ class OpenAI(EndpointBackend):
             raise RequestError("give the model as model or as model_name, one of the two", param="model")
         if dialect not in DIALECTS:
             raise RequestError(f"dialect is one of {', '.join(DIALECTS)}, got {dialect!r}", param="dialect")
-        if api not in get_args(OpenAIApi):
-            raise RequestError(f"api is one of {', '.join(get_args(OpenAIApi))}, got {api!r}", param="api")
         is_other = dialect != "openai" or is_chat_model is False or num_speculative_tokens is not None or is_azure
-        if api == "responses" and is_other:
-            raise RequestError(
-                "api='responses' is OpenAI's own and always a chat: leave dialect, is_chat_model, is_azure and "
-                "num_speculative_tokens out",
-                param="api",
-            )
+        _check_api(api, is_other=is_other)
         if num_speculative_tokens is not None and num_speculative_tokens < 1:
             raise RequestError(
                 f"num_speculative_tokens must be positive, got {num_speculative_tokens}", param="num_speculative_tokens"
@@ -339,6 +332,18 @@ class OpenAI(EndpointBackend):
             answers.append(self._client.stream(request.path, request.body, call, events, num_tokens=num_tokens))
             sequences.append(response_sequence(answers[-1]))
         return request.asked.output(sequences, response_calls(answers[0]))
+
+
+def _check_api(api: str, *, is_other: bool) -> None:
+    """Raise RequestError for an unknown API, and for the Responses API of anybody but OpenAI."""
+    if api not in get_args(OpenAIApi):
+        raise RequestError(f"api is one of {', '.join(get_args(OpenAIApi))}, got {api!r}", param="api")
+    if api == "responses" and is_other:
+        raise RequestError(
+            "api='responses' is OpenAI's own and always a chat: leave dialect, is_chat_model, is_azure and "
+            "num_speculative_tokens out",
+            param="api",
+        )
 
 
 def _num_tokens(body: dict[str, Any], num_completion: int) -> int:
