@@ -11,7 +11,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Images set it, and then each of the hundreds of processes that tests start would compile the package's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test-environments test-fast test test-all test-real test-again test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-real test-again test-cluster chaos fuzz check-install release pins docs docs-serve lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,12 @@ $(VENV)/.clients: tests/serving/clients/requirements.txt
 	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
 	@touch $@
 
+# What makes the site of docs/: without torch or the package, which it reads as files.
+$(VENV)/.docs: docs/site/requirements.txt
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	@touch $@
+
 # NVIDIA Dynamo, in a folder of its own: only the tests of clusters see it. 75 MB to download.
 $(VENV)/.dynamo: $(BIN)/python tools/cluster/dynamo-requirements.txt
 	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/dynamo -r tools/cluster/dynamo-requirements.txt
@@ -53,7 +59,7 @@ $(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.j
 demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramiform run examples/agents/react.py
 
-TEST_ENVIRONMENTS := $(VENV)/.loops $(VENV)/.clients $(VENV)/.node
+TEST_ENVIRONMENTS := $(VENV)/.loops $(VENV)/.clients $(VENV)/.docs $(VENV)/.node
 test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the tests
 
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
@@ -102,6 +108,8 @@ endif
 pins: $(VENV)/.dev  ## write constraints.txt again: one resolution for all extras, platforms and Python versions
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --all-extras --no-annotate \
 		--custom-compile-command "make pins" pyproject.toml -o constraints.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --group docs --no-annotate \
+		--custom-compile-command "make pins" -o docs/site/requirements.txt
 
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
@@ -112,6 +120,14 @@ lint: $(VENV)/.dev  ## style and types
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs
+
+docs: $(VENV)/.docs  ## docs/, the reference of public names and the examples with their outputs as a site in build/site
+	$(MKDOCS) build -q --strict
+
+docs-serve: $(VENV)/.docs  ## the same at http://127.0.0.1:8000, built again when a page changes
+	$(MKDOCS) serve
 
 bench: $(VENV)/.bench  ## throughput and latency on the model that ships; MODEL=path for another
 	$(BIN)/python -P bench/offline.py $(MODEL)

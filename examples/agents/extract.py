@@ -3,8 +3,7 @@
     ramiform run examples/agents/extract.py
 
 The grammar keeps to the type: bounds, a date of the year 2026, one of three kinds. What it cannot know is whether the
-text says so; `check`
-tells. The texts run together, and only those that fail are generated again.
+text says so; `check` tells. The texts run together, and only those that fail are generated again.
 """
 
 from datetime import date

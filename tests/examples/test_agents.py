@@ -23,9 +23,15 @@ import ramiform
 
 ROOT = Path(ramiform.__file__).parent
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
+OUTPUTS = ROOT / "examples/agents/outputs"  # what the examples print, for the gallery of the site
+# They draw without a seed, or print times.
+SAMPLED = {"beam_search.py", "early_tools.py", "extract.py", "optimisation.py", "self_consistency.py",
+           "tree_of_thought.py"}  # fmt: skip
+FIGURES = re.compile(r"^.*(prompt tokens from the cache|prompt tokens, ).*$\n?", re.MULTILINE)
 
 
 def run_example(runtime: ramiform.Runtime, name: str, *arguments: str, typed: str = "") -> str:
+    """Run an example by its command and return what it prints: without arguments, what the gallery shows."""
     done = subprocess.run(
         [RAMIFORM, "run", "--address", runtime.address, str(ROOT / "examples/agents" / name), *arguments],
         capture_output=True,
@@ -34,6 +40,9 @@ def run_example(runtime: ramiform.Runtime, name: str, *arguments: str, typed: st
         input=typed,
     )
     assert done.returncode == 0, done.stderr
+    if not arguments and name not in SAMPLED:
+        shown = (OUTPUTS / name).with_suffix(".txt").read_text("utf-8")
+        assert FIGURES.sub("", done.stdout) == FIGURES.sub("", shown), f"{OUTPUTS} shows what examples printed once"
     return done.stdout
 
 
@@ -140,6 +149,7 @@ def test_a_batch_that_is_killed_goes_on_from_its_checkpoint(runtime: ramiform.Ru
     assert len(printed.splitlines()) == 26
     assert "Japan: Tokyo, Japanese, yen, yes\n" in printed
     assert run_example(runtime, "checkpointed_batch.py", str(kept)) == printed
+    assert printed == (OUTPUTS / "checkpointed_batch.txt").read_text("utf-8")
     assert kept.read_text() == after
 
 
@@ -389,3 +399,4 @@ def test_every_agent_is_short_and_tested() -> None:
     for path in (ROOT / "examples/agents").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 80, path.name
         assert path.name == "transcript.py" or f'"{path.name}"' in tested, path.name
+        assert path.name == "transcript.py" or (OUTPUTS / f"{path.stem}.txt").exists(), path.name
