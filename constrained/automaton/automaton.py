@@ -51,8 +51,13 @@ MAX_GUARDS = 64  # cached results of guarded frames
 _MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
 # Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
 BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
-MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
+_MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size; an eighth of all rows, if they are more
 FILL_STEPS = 100 * INTERPRETED  # steps counted for the row of a state, beside those charged for its expansion
+
+
+def next_measure(num_filled: int) -> int:
+    """Return the number of rows at which an automaton's size is measured again: it takes as long as it has caches."""
+    return num_filled + max(_MEASURE_INTERVAL, num_filled // 8)
 
 
 @record()
@@ -188,6 +193,7 @@ class Automaton:
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
     num_filled: int = 0  # rows, so far
+    _next_check: int = 0  # number of rows at which the size is checked again
     gates: dict[int, TokenGate] = field(default_factory=dict)  # states that know of tokens, by their numbers
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
@@ -291,8 +297,9 @@ class Automaton:
 
     def fill(self, number: int) -> None:
         """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond _MAX_BYTES."""
-        if self.num_filled % MEASURE_INTERVAL == 0:
+        if self.num_filled >= self._next_check:
             self._check_size()
+            self._next_check = next_measure(self.num_filled)
         self.num_filled += 1
         count(FILL_STEPS)
         row = self._values[number].expand(self)

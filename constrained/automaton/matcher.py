@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarError, StatesExhaustedError
-from .automaton import MEASURE_INTERVAL, Accepted, Automaton, ControlState
+from .automaton import Accepted, Automaton, ControlState, next_measure
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
 from .masks import Configuration, NotReadyError, OutputMemory, TokenWalker
@@ -97,7 +97,7 @@ class CompiledGrammar:
         old = self._generation
         if old.automaton.num_filled < old.next_measured:
             return
-        old.next_measured = old.automaton.num_filled + MEASURE_INTERVAL
+        old.next_measured = next_measure(old.automaton.num_filled)
         if old.automaton.num_bytes <= self._renewal_bytes or not self._renewing.acquire(blocking=False):
             return
         try:

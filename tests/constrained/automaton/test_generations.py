@@ -168,7 +168,7 @@ def test_what_a_generation_held_is_freed_without_a_collection(monkeypatch: pytes
 def test_an_output_that_needs_too_much_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = grammar(monkeypatch, 1 << 19)
     monkeypatch.setattr(automaton_module, "_MAX_BYTES", 1 << 20)
-    monkeypatch.setattr(automaton_module, "MEASURE_INTERVAL", 8)
+    monkeypatch.setattr(automaton_module, "_MEASURE_INTERVAL", 8)
     rng = random.Random(3)
     member = matcher_module.Matcher(shared)
     assert all(member.accept(token) for token in ids('{"m0":"a'))

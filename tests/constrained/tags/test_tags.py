@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -314,3 +315,29 @@ def test_errors_have_a_pointer(spec: Any, pointer: str | None, words: str) -> No
         compile_constraint(StructuralTag(spec), shared_vocabulary())
     assert caught.value.pointer == pointer, str(caught.value)
     assert words in str(caught.value)
+
+
+def test_compiling_takes_work_in_proportion_to_the_tags() -> None:
+    """Counts the calls of functions, with a schema of its own in each tag."""
+
+    def num_calls(number: int) -> int:
+        found = 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal found
+            found += 1
+
+        structures = [
+            {"begin": f"<f={n}>", "schema": {"properties": {f"a{number}_{n}": {"type": "integer"}}}, "end": "</f>"}
+            for n in range(number)
+        ]
+        spec = {"structures": structures, "triggers": ["<f="]}
+        sys.setprofile(note)
+        try:
+            compile_constraint(StructuralTag(spec), shared_vocabulary())
+        finally:
+            sys.setprofile(None)
+        return found
+
+    num_calls(10)
+    assert num_calls(600) < 2.3 * num_calls(300)
