@@ -167,7 +167,8 @@ class Explanation:
             yield f"{overlap.first} and {overlap.second} both match {overlap.example!r}: {verdict}"
         for first, second in report.unchecked:
             yield f"{first} and {second} are too large to compare"
-        yield f"{self.file}: accepted; pairs of terminals that are ambiguous: {len(report.ambiguous)}"
+        readings = "terminals take their preferred match (Lark's dynamic)"
+        yield f"{self.file}: accepted; {readings}; pairs that are ambiguous: {len(report.ambiguous)}"
 
 
 def _of_cost(cost: Cost) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import GrammarError
 from ..regex.dfa import START, Dfa
@@ -27,12 +28,18 @@ class Terminal:
     """A named byte automaton that does not accept the empty text.
 
     `preferred`: a match ends where the automaton's last accepting state is, whatever follows (see `leftmost_first`).
-    Otherwise every text that the automaton accepts is a match.
+    Otherwise every text that the automaton accepts is a match. `spoiled`: states in which an earlier end of the match
+    is none, because of what follows it (None: no states).
     """
 
     name: str
     dfa: Dfa
     preferred: bool
+    spoiled: NDArray[np.bool_] | None = None
+
+    def refutes(self, state: int) -> bool:
+        """Return True if an earlier end of the match is none in a state: it is longer, or spoiled."""
+        return bool(self.dfa.accepting[state]) or (self.spoiled is not None and bool(self.spoiled[state]))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ The `lark` package reads the text and composes terminals to patterns; rules are 
 Python's `re` would match at its place: the preferred match, not any. A grammar that has no text in this way is refused
 (`longest_match.py`). Where two terminals match at the same place, both readings of the text count, so priorities change
 nothing. Imports are from Lark's own grammars only. Refused are
-`%declare`, terminals that may be empty, and those with anchors, `\b` or look-around, except ESCAPED_STRING, which is
-rewritten without its look-behind.
+`%declare`, terminals that may be empty, and those with anchors or look-around, but for `(?!...)` and `\b` at the end
+of an alternative. Lark's own terminals are rewritten to this.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..budget import GRAMMAR_STEPS, CompileBudget, cached_property
 from ..errors import GrammarError
 from ..regex.byte_decoder import Encoding
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import START
-from ..regex.leftmost_first import leftmost_first_dfa
+from ..regex.leftmost_first import leftmost_first_with_ends
 from ..regex.syntax.parser import parse_regex
 from .cfg import MAX_GRAMMAR_TEXT, MAX_RULES, Cfg, CfgBuilder, Symbol, Terminal
 from .longest_match import without_unreadable
@@ -38,10 +40,24 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _DEFINITION = re.compile(r"^[ \t]*(?:%\w+|[?!]*_?[A-Za-z]\w*(?:\{[^}\n]*\})?(?:\.-?\d+)?[ \t]*:)", re.MULTILINE)
 _TERMINAL = re.compile(r"\b_?[A-Z][A-Z0-9_]*\b")
 _LIBRARY = ("common", "python", "lark", "unicode")
+_BODY = {quote: rf"(?:[^{quote}\\\n]|\\[^\n])" for quote in "\"'"}
 _IMPORT = re.compile(r"^[ \t]*%import[ \t]+(\.*)(\w+)", re.MULTILINE)
-# common.ESCAPED_STRING, and the same without its look-behind.
-_ESCAPED = r'".*?(?<!\\)(\\\\)*?"'
-_WITHOUT_LOOK_BEHIND = r'"(?:[^"\\\n]|\\[^\n])*"'
+# Parts of Lark's own terminals, and the same with look-ahead at their end only. An empty string of Python's is not
+# followed by a third quote.
+_REWRITTEN = [
+    (
+        rf"{quote}(?!{quote}{quote}).*?(?<!\\)(\\\\)*?{quote}",
+        rf"(?:{quote}{_BODY[quote]}+{quote}|{quote}{quote}(?!{quote}))",
+    )
+    for quote in "\"'"
+]
+_REWRITTEN += [
+    (rf"{quote}.*?(?<!\\)(\\\\)*?{quote}", rf"{quote}(?:[^\\]|\\[\s\S])*?{quote}") for quote in ('"""', "'''")
+]
+_REWRITTEN += [
+    (r'".*?(?<!\\)(\\\\)*?"', rf'"{_BODY[chr(34)]}*"'),  # common.ESCAPED_STRING
+    (r"\/(?!\/)(\\\/|\\\\|[^\/])*?\/", r"\/(?:\\\/|\\\\|[^\/])+?\/"),  # lark.REGEXP
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,14 +256,17 @@ class _LarkTranslator:
 
     def _made(self, name: str, pattern: str, priority: int, is_literal: bool) -> Terminal:
         try:
-            chars = leftmost_first_dfa(parse_regex(pattern, flags="u"), self._budget)
+            chars, spoiled = leftmost_first_with_ends(parse_regex(pattern, flags="u"), self._budget)
         except GrammarError as error:
             raise GrammarError(f"the terminal {name}: {error}", position=error.position) from None
         if chars.accepting[START]:
             raise GrammarError(f"the terminal {name} may be empty")
         if self._by_name:
             self.terminals.append(LarkTerminal(name, priority, is_literal, chars))
-        return Terminal(name, byte_dfa(chars, self._encoding, self._budget), preferred=True)
+        dfa = byte_dfa(chars, self._encoding, self._budget)
+        if spoiled is not None:
+            spoiled = np.concatenate([spoiled, np.zeros(dfa.num_states - len(spoiled), np.bool_)])
+        return Terminal(name, dfa, True, spoiled)
 
 
 def _pattern(tree: Tree[Any]) -> tuple[str, bool]:
@@ -260,7 +279,10 @@ def _pattern(tree: Tree[Any]) -> tuple[str, bool]:
         found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
     except (LarkError, ValueError) as error:
         raise GrammarError(f"a terminal cannot be read: {error}") from None
-    return found.to_regexp().replace(_ESCAPED, _WITHOUT_LOOK_BEHIND), found.type == "str"
+    pattern = found.to_regexp()
+    for old, new in _REWRITTEN:
+        pattern = pattern.replace(old, new)
+    return pattern, found.type == "str"
 
 
 def _quoted(pattern: str, is_literal: bool) -> str:

@@ -161,7 +161,7 @@ class _Search:
                 for other, place in now:
                     machine = cfg.terminals[other].dfa
                     moved = int(machine.table[place, machine.class_of[byte]])
-                    if machine.accepting[moved]:
+                    if cfg.terminals[other].refutes(moved):
                         break
                     if moved != DEAD:
                         still.append((other, moved))

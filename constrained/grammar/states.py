@@ -39,20 +39,26 @@ class CompiledCfg:
     """A grammar with its Earley sets and terminals' tables. Compared by identity.
 
     `tables[t]` is the table of terminal t, by state and class: a view, because Python integers would take ten times its
-    memory. `leads_on[t][q]` is True if some byte leads on from state q.
+    memory. `leads_on[t][q]` is True if some byte leads on from state q, `goes_on[t][q]` if
+    some leads to a match.
     """
 
     cfg: Cfg
     sets: EarleySets
     tables: list[memoryview]
     leads_on: list[list[bool]]
+    goes_on: list[list[bool]]
     columns: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[int]]]
 
     @classmethod
     def of(cls, cfg: Cfg) -> CompiledCfg:
         tables = [np.ascontiguousarray(terminal.dfa.table).data for terminal in cfg.terminals]
         leads_on = [(terminal.dfa.table != DEAD).any(axis=1).tolist() for terminal in cfg.terminals]
-        return cls(cfg, EarleySets(cfg.alternatives, cfg.nullable), tables, leads_on, {})
+        goes_on = [
+            leads if terminal.spoiled is None else _goes_on(terminal.dfa)
+            for terminal, leads in zip(cfg.terminals, leads_on, strict=True)
+        ]
+        return cls(cfg, EarleySets(cfg.alternatives, cfg.nullable), tables, leads_on, goes_on, {})
 
     @property
     def num_bytes(self) -> int:
@@ -118,7 +124,7 @@ def _after(grammar: CompiledCfg, readings: frozenset[Reading], byte: int) -> Gra
                 continue
             watched = still
         leads_on = grammar.leads_on[terminal][now]
-        if leads_on:
+        if grammar.goes_on[terminal][now]:
             scanning.add(Reading(begun, terminal, now, watched))
         if dfa.accepting[now]:
             if leads_on and cfg.terminals[terminal].preferred:
@@ -140,15 +146,25 @@ def _first_readings(grammar: CompiledCfg, number: int, watched: frozenset[tuple[
     return [Reading(number, terminal, START, watched) for terminal in terminals]
 
 
+def _goes_on(dfa: Dfa) -> list[bool]:
+    """Return the states from which some byte leads to a match, now or later."""
+    reaches: NDArray[np.bool_] = dfa.accepting.copy()
+    while True:
+        grown: NDArray[np.bool_] = dfa.accepting | reaches[dfa.table].any(axis=1)
+        if (grown == reaches).all():
+            following: list[bool] = reaches[dfa.table].any(axis=1).tolist()
+            return following
+        reaches = grown
+
+
 def _watched_after(
     grammar: CompiledCfg, watched: frozenset[tuple[int, int]], byte: int
 ) -> frozenset[tuple[int, int]] | None:
     """Advance watched matches by a byte. Returns None if one of them becomes longer than it was read."""
     found = []
     for terminal, state in watched:
-        dfa = grammar.dfa(terminal)
-        now = grammar.tables[terminal][state, dfa.class_of[byte]]
-        if dfa.accepting[now]:
+        now = grammar.tables[terminal][state, grammar.dfa(terminal).class_of[byte]]
+        if grammar.cfg.terminals[terminal].refutes(now):
             return None
         if now != DEAD:
             found.append((terminal, now))

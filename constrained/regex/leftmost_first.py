@@ -8,21 +8,83 @@ automaton over the text that follows, and see that it does not accept again.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..budget import INTERPRETED, CompileBudget
 from ..errors import GrammarError
 from .char_dfa import CharDfa, trimmed_char_dfa
+from .charset import intersection
 from .dfa import DEAD
 from .nfa import CharNfa, build_char_nfa
-from .syntax.expression import Expression
+from .syntax.expression import Alt, Chars, Expression, Look, Repeat, Seq, alternation, has_look, sequence
+
+_SPOILS = Chars(((0x10FFFF, 0x10FFFF),))  # stands where a match turns out to be none, and then for no character
 
 Key = tuple[tuple[int, ...], bool]  # NFA states that consume a character, the preferred first; the text so far matches
 
 
 def leftmost_first_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
     """Compile an expression. Raises GrammarError beyond the budget, and for anchors and look-around."""
-    nfa = build_char_nfa(expression, budget)
+    return _determinised(build_char_nfa(expression, budget), None, budget)
+
+
+def leftmost_first_with_ends(expression: Expression, budget: CompileBudget) -> tuple[CharDfa, NDArray[np.bool_] | None]:
+    r"""Compile an expression whose look-around is at its ends: `(?!...)`, and `\b` after a word character.
+
+    Returns the states in which the last match turns out to be none too, because of what follows it. A shorter match is
+    not tried then. Raises GrammarError as `leftmost_first_dfa`.
+    """
+    if not has_look(expression):
+        return leftmost_first_dfa(expression, budget), None
+    nfa = build_char_nfa(_with_spoiled(expression), budget)
+    label = nfa.alphabet.class_of(_SPOILS.ranges[0][0])
+    dfa = _determinised(nfa, label, budget)
+    spoiled = dfa.table[:, label] != DEAD
+    table = dfa.table.copy()
+    table[:, label] = DEAD
+    return CharDfa(dfa.alphabet, table, dfa.accepting), spoiled
+
+
+def _with_spoiled(expression: Expression) -> Expression:
+    """Replace negative look-aheads at the ends of an expression by texts that spoil its match."""
+    if isinstance(expression, Alt):
+        return alternation(map(_with_spoiled, expression.parts))
+    if not isinstance(expression, Seq):
+        return expression
+    *before, last = expression.parts
+    start = sequence(*before)
+    if isinstance(last, Alt):
+        looks = [part.parts for part in last.parts if isinstance(part, Seq) and len(part.parts) == 2]
+        for behind, ahead in looks if len(looks) == len(last.parts) == 2 and before else ():
+            if not isinstance(behind, Look) or behind.negated or behind.ahead or not _ends_in(before[-1], behind.part):
+                continue
+            last = ahead
+    if isinstance(last, Look) and last.ahead and last.negated and before:
+        return alternation([sequence(start, last.part, _SPOILS), start])
+    return sequence(start, _with_spoiled(last)) if isinstance(last, Alt | Seq) else expression
+
+
+def _ends_in(part: Expression, word: Expression) -> bool:
+    """Return True if all texts of a part end in a character of a set."""
+    match part:
+        case Chars(ranges=ranges):
+            return isinstance(word, Chars) and intersection(ranges, word.ranges) == ranges
+        case Seq(parts=(*_, last)):
+            return _ends_in(last, word)
+        case Alt(parts=parts):
+            return bool(parts) and all(_ends_in(inner, word) for inner in parts)
+        case Repeat(part=inner, least=least):
+            return least > 0 and _ends_in(inner, word)
+    return False
+
+
+def _determinised(nfa: CharNfa, spoiling: int | None, budget: CompileBudget) -> CharDfa:
+    """Determinise an NFA. The class `spoiling` stands for no character, but for `_SPOILS`."""
     if nfa.guarded:
-        raise GrammarError("anchors, \\b and look-around are not supported in a terminal")
+        raise GrammarError(
+            "anchors and look-around are not supported in a terminal, but for (?!...) and \\b at its end"
+        )
     first = _closure(nfa, [nfa.pattern.entry], budget)
     number = {((), False): DEAD, first: 1}
     keys = [first]
@@ -35,7 +97,8 @@ def leftmost_first_dfa(expression: Expression, budget: CompileBudget) -> CharDfa
             classes, target = nfa.moves[state] or ((), DEAD)
             budget.check(len(keys), len(classes) * INTERPRETED // 10)
             for label in classes:
-                targets[label].append(target)
+                if label != spoiling or len(classes) == 1:
+                    targets[label].append(target)
         row = []
         for group in map(tuple, targets):
             if group not in closures:
