@@ -24,7 +24,7 @@ from ..compile_ahead import compile_loops
 from ..engine import ForwardEngine, build_engine
 from ..engine.build import choose_device
 from ..models.checkpoint import find_checkpoint, listed_names, served_name
-from ..models.gguf.file import is_gguf
+from ..models.gguf.file import is_gguf, open_gguf
 from ..models.hub import hub_origin
 from ..models.read_config import read_config
 from ..models.stored.weights import Progress
@@ -196,8 +196,17 @@ def _model_info(config: CoreConfig, path: Path, name: str, engine: ForwardEngine
         path=str(path),
         revision=None if origin is None else origin.commit,
         version=__version__,
+        quantisation=_quantisation(config, path),
         **asdict(engine.info),
     )
+
+
+def _quantisation(config: CoreConfig, path: Path) -> str | None:
+    """Return how the weights are quantised, None if they are not or if a GGUF file does not tell."""
+    if is_gguf(path):
+        return open_gguf(path).file_type
+    stored = read_config(path, config.model_impl).quantisation
+    return config.quantize or (None if stored is None else stored.scheme.kind)
 
 
 def _cache_sizes(info: ModelInfo) -> CacheSizes:

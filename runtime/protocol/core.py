@@ -33,6 +33,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int  # tokens, prompt and output together
     dtype: str
+    quantisation: str | None = None  # of the weights: a GGUF file's type, or the kind of a layer's; None: as dtype says
     kv_dtype: str = "auto"  # of keys and values, as `--kv-dtype` names it
     kv_scales: str = "none"  # source of the scales of eight-bit keys and values
     device: str

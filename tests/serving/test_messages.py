@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from ramiform.runtime.frontend.http.anthropic.body import MessagesBody
+from ramiform.runtime.frontend.http.anthropic.client_tools import client_tool
 from ramiform.runtime.frontend.http.anthropic.messages import late_system_role
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -198,6 +199,55 @@ def test_an_answer_of_a_schema_is_valid(http: httpx.Client, model: str) -> None:
     jsonschema.validate(json.loads(message["content"][0]["text"]), PERSON)
 
 
+CLIENT_TOOLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"type": "bash_20250124", "name": "bash"}, {"command": "ls"}),
+    ({"type": "bash_20241022", "name": "bash"}, {"restart": True}),
+    (
+        {"type": "text_editor_20241022", "name": "str_replace_editor"},
+        {"command": "undo_edit", "path": "/a"},
+    ),
+    (
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9000},
+        {"command": "str_replace", "path": "/a", "old_str": "b", "new_str": "c"},
+    ),
+    ({"type": "memory_20250818", "name": "memory"}, {"command": "rename", "old_path": "/a", "new_path": "/b"}),
+    (
+        {"type": "computer_20250124", "name": "computer", "display_width_px": 1024, "display_height_px": 768},
+        {"action": "scroll", "coordinate": [1, 2], "scroll_direction": "down", "scroll_amount": 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("tool", "past"), CLIENT_TOOLS, ids=lambda value: str(value.get("type", "")))
+def test_tools_that_clients_run_are_called_under_their_schemas(
+    http: httpx.Client, model: str, tool: dict[str, Any], past: dict[str, Any]
+) -> None:
+    """The schema is what Anthropic's documents say of each type."""
+    answer = create(http, model, tools=[tool], tool_choice={"type": "any"}, max_tokens=300, temperature=1.0)
+    uses = [block for block in answer["content"] if block["type"] == "tool_use"]
+    assert [use["name"] for use in uses] == [tool["name"]] * len(uses)
+    assert uses
+    given = json.loads(json.dumps(client_tool(tool["type"], tool["name"], tool, "tools[0]")))[1]
+    jsonschema.validate(past, given)
+    if answer["stop_reason"] == "tool_use":
+        jsonschema.validate(uses[0]["input"], given)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"action": "fly", "command": ["x"]}, given)
+    wrong = http.post(
+        "/v1/messages", json={"model": model, "max_tokens": 1, "messages": CHAT, "tools": [tool | {"name": "mine"}]}
+    )
+    assert (wrong.status_code, tool["name"] in wrong.json()["error"]["message"]) == (400, True)
+
+
+def test_examples_of_a_tools_input_are_shown_to_the_model(http: httpx.Client, model: str) -> None:
+    def count(**more: Any) -> int:
+        body = {"model": model, "messages": CHAT, "tools": [SWITCH | more]}
+        answer = http.post("/v1/messages/count_tokens", json=body)
+        return int(answer.json()["input_tokens"])
+
+    assert count(input_examples=[{"on": True}, {"on": False}]) > count() == count(input_examples=[])
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -205,7 +255,11 @@ def test_an_answer_of_a_schema_is_valid(http: httpx.Client, model: str) -> None:
         ({"messages": []}, 400, "messages must not be empty"),
         ({"max_tokens": None}, 400, "max_tokens: Field required"),
         ({"zebra": 1}, 400, "unknown parameter zebra"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "only custom tools run here"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            400,
+            "those that clients run",
+        ),
         ({"tools": [SWITCH | {"zebra": 1}]}, 400, "unknown parameter tools[0].zebra"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [SWITCH]}, 400, "names 'x'"),
         ({"tool_choice": {"type": "any"}}, 400, "tool_choice needs tools"),

@@ -19,6 +19,7 @@ import ramiform
 from ramiform.tests.page.browser import find_browser
 
 KEY = "sesame-2f1c"
+BROWSER = {"accept": "text/html,*/*"}
 NAME = "<b onclick=x>&amp;"
 
 
@@ -101,7 +102,7 @@ def test_the_first_page_says_what_is_served_and_how_to_ask_it(
 
 @pytest.mark.exhaustive
 def test_its_three_lines_work_when_copied(plain: httpx.Client) -> None:
-    commands = Page(plain.get("/").text).commands
+    commands = Page(plain.get("/", headers=BROWSER).text).commands
     assert len(commands) == 3
     for line in commands:
         curl, url, *options = shlex.split(line)
@@ -118,12 +119,12 @@ def test_its_three_lines_work_when_copied(plain: httpx.Client) -> None:
 
 @pytest.mark.exhaustive
 def test_with_a_key_the_lines_ask_for_it_and_the_model_is_not_told(locked: httpx.Client) -> None:
-    answer = locked.get("/")
+    answer = locked.get("/", headers=BROWSER)
     assert answer.status_code == 200
     assert "API key" in answer.text
     assert KEY not in answer.text
     assert escape(NAME) not in answer.text
-    told = locked.get("/", headers={"authorization": f"Bearer {KEY}"}).text
+    told = locked.get("/", headers=BROWSER | {"authorization": f"Bearer {KEY}"}).text
     assert NAME not in told
     assert escape(NAME) in told
     for line in Page(answer.text).commands:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 
 from ...protocol.errors import RuntimeFailed
 from ...protocol.version import __version__
@@ -89,6 +89,13 @@ $examples
 )
 
 
+def liveness(request: Request) -> Response | None:
+    """Return the answer to a client of Ollama's that looks whether a server is there; None for a browser."""
+    if "text/html" in request.headers.get("accept", ""):
+        return None
+    return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
+
+
 class PagesApi:
     """`has_keys`: all routes but these pages need an API key. `has_home`: `/` is the page here, not that of `page/`."""
 
@@ -108,6 +115,8 @@ class PagesApi:
         return router
 
     async def home(self, request: Request) -> Response:
+        if (answer := liveness(request)) is not None:
+            return answer
         title, about, status = "ramiform", "", 200
         if self._has_keys and request.scope.get(SCOPE_API_KEY) is None:
             about = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>.</p>"

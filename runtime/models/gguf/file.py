@@ -39,6 +39,15 @@ class GgufFile:
         field = self._fields.get(key.replace("{arch}", self.architecture) if "{" in key else key)
         return default if field is None else field.contents()
 
+    @property
+    def file_type(self) -> str | None:
+        """The quantisation that most tensors have, as llama.cpp names it, such as "Q4_K_M"; None if it is not told."""
+        from gguf import LlamaFileType
+
+        names = {each.value: each.name for each in LlamaFileType}
+        name = names.get(self.value("general.file_type"))
+        return None if name is None else name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
     def has(self, name: str, wanted: Any = None) -> bool:
         """Return True if there is a tensor `name`, or a key of the architecture with the value `wanted`; None: any but
         0."""

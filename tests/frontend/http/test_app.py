@@ -20,6 +20,7 @@ from ramiform.tests.frontend.harness import run, shipped_tokenizer
 from ramiform.tests.frontend.served import check_error, served
 
 TOKENIZER = shipped_tokenizer()
+BROWSER = {"accept": "text/html,*/*"}
 MAX_BODY_BYTES = ServeConfig(socket_dir="").max_body_mib << 20
 BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []
 
@@ -30,7 +31,7 @@ def test_health_follows_the_model() -> None:
             for path in ("/health", "/health_generate", "/get_model_info", "/server_info"):
                 check_error(await client.get(path), 503, None, "loading")
             check_error(await client.post("/generate", json={"text": "a"}), 503, None, "loading")
-            page = await client.get("/")
+            page = await client.get("/", headers=BROWSER)
             assert (page.status_code, page.headers["retry-after"]) == (503, "1")
             assert "The model is not loaded" in page.text
             assert (await client.get("/docs")).status_code == 200

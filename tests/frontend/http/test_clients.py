@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ramiform.runtime.protocol.core import Finish, Timings, Tokens
@@ -159,6 +160,52 @@ def test_ollamas_defaults_may_be_spelled_out_and_numbers_may_have_a_point() -> N
                 for wrong in ({"num_predict": 4.5}, {"repeat_last_n": 64, "repeat_penalty": 1.1}):
                     answer = await client.post(path, json=body | {"options": wrong})
                     assert answer.status_code == 400
+
+    run(main())
+
+
+def test_ollamas_clients_find_it_alive_and_browsers_a_page() -> None:
+    async def main() -> None:
+        for page in (True, False):
+            async with served(page=page) as (_, client):
+                for accept in ("*/*", "application/json, text/plain, */*"):
+                    answer = await client.get("/", headers={"accept": accept})
+                    assert (answer.status_code, answer.text) == (200, "Ollama is running")
+                    assert (await client.head("/", headers={"accept": accept})).status_code == 200
+                answer = await client.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+                assert answer.text.lower().startswith("<!doctype html>")
+
+    run(main())
+
+
+def test_the_list_of_models_has_anthropics_pages_and_fields() -> None:
+    async def main() -> None:
+        async with served(ready=False) as (built, client):
+            built.core.info = msgspec.structs.replace(
+                built.core.info, name="a", aliases=("b", "c"), dtype="bfloat16", quantisation="Q4_K_M"
+            )
+            built.core.loaded.set()
+            await built.frontend.core_ready()
+            details = (await client.get("/api/tags")).json()["models"][0]["details"]
+            assert details["quantization_level"] == "Q4_K_M"
+            for query, ids, has_more in (
+                ("", "abc", False),
+                ("?limit=2", "ab", True),
+                ("?after_id=a", "bc", False),
+                ("?after_id=a&limit=1", "b", True),
+                ("?after_id=c", "", False),
+                ("?before_id=c", "ab", False),
+                ("?before_id=c&limit=1", "b", True),
+            ):
+                listed = (await client.get(f"/v1/models{query}")).json()
+                assert [each["id"] for each in listed["data"]] == list(ids)
+                assert listed["has_more"] is has_more
+                assert (listed["first_id"], listed["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+                for each in listed["data"]:
+                    assert (each["type"], each["lifecycle"]) == ("model", "active")
+                    assert each["max_input_tokens"] == each["max_tokens"] > 0
+            for query in ("after_id=x", "before_id=x", "limit=0", "limit=1001"):
+                assert (await client.get(f"/v1/models?{query}")).status_code == 400
 
     run(main())
 

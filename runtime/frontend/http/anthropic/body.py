@@ -20,6 +20,7 @@ from ...api.tool_fields import Function, FunctionName, NamedChoice, SentBody, To
 from ...api.validation import validated
 from ...core.sessions import RetentionHint, cache_control_seconds
 from ..dialects import THREAD_UNSUPPORTED
+from .client_tools import CLIENT_OPTIONS, client_tool
 
 SystemRole = Literal["system", "user"]
 NO_EFFECT = {"cache_control", "citations", "title", "context", "caller", "eager_input_streaming", "defer_loading"}
@@ -64,21 +65,40 @@ class InputTool(SentBody):
     type: Annotated[Text, described(enum=["custom"])] | None = None
     description: Text | None = None
     input_schema: dict[str, Any] | None = None
+    input_examples: Many[dict[str, Any]] | None = None
     strict: bool = False
 
     def to_tool(self, index: int) -> Tool:
         """Convert to a tool of a chat request. Raises RequestError for a tool that Anthropic's servers would run."""
         where = f"tools[{index}]"
         if self.type not in (None, "custom"):
-            raise RequestError(f"{where} is of type {self.type!r}: only custom tools run here", param="tools")
+            return self._client_tool(where, self.type)
         if self.input_schema is None:
             raise RequestError(f"{where} needs input_schema", param="tools")
         _check_extra(self, where, "tools")
-        function = Function.model_construct(
-            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
-        )
         names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
-        return Tool.of(function, {names[key]: value for key, value in self.sent.items() if key in names})
+        sent = {names[key]: value for key, value in self.sent.items() if key in names}
+        if self.input_examples:
+            shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in self.input_examples)
+            sent["description"] = f"{self.description or ''}\nExamples of arguments:\n{shown}".lstrip()
+        return _tool(self.name, sent.get("description"), self.input_schema, sent, is_strict=self.strict)
+
+    def _client_tool(self, where: str, kind: str) -> Tool:
+        """Return the tool that a type of Anthropic's stands for, which the client runs."""
+        options = self.model_extra or {}
+        found = client_tool(kind, self.name, options, where)
+        if found is None:
+            message = f"{where} is of type {kind!r}: custom tools and those that clients run are served"
+            raise RequestError(message, param="tools")
+        _check_extra(self, where, "tools", *CLIENT_OPTIONS)
+        description, schema = found
+        sent = {"name": self.name, "description": description, "parameters": schema}
+        return _tool(self.name, description, schema, sent, is_strict=self.strict)
+
+
+def _tool(name: str, description: Any, schema: dict[str, Any], sent: dict[str, Any], *, is_strict: bool) -> Tool:
+    function = Function.model_construct(name=name, description=description, parameters=schema, strict=is_strict)
+    return Tool.of(function, sent)
 
 
 class ToolUseChoice(Body):

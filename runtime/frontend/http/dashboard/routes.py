@@ -18,6 +18,7 @@ from ...api.validation import NotFoundError
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import Owner
 from ...text.generation import Generator
+from ..pages import liveness
 from ..scope import PAGE_FILES
 from ..transport.streaming import json_response
 from .access import PageAccess, Viewer
@@ -99,7 +100,7 @@ class FilesApi:
         return router
 
     async def index(self, request: Request) -> Response:
-        return self._respond(request, "index.html")
+        return liveness(request) or self._respond(request, "index.html")
 
     async def file(self, name: str, request: Request) -> Response:
         return self._respond(request, name)

@@ -203,7 +203,7 @@ def _details(info: ModelInfo) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.2f}M",
-        "quantization_level": _QUANTIZATION.get(info.dtype, info.dtype),
+        "quantization_level": info.quantisation or _QUANTIZATION.get(info.dtype, info.dtype),
     }
 
 

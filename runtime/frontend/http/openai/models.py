@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
 from ...api.fields import require_model
 from ...text.generation import Generator
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import json_response
+
+MAX_LISTED = 1000  # models of a page
 
 
 class ModelsApi:
@@ -32,12 +35,27 @@ class ModelsApi:
         router.add_api_route("/v1/models/{model:path}", self.retrieve, methods=["GET"], response_model=None)
         return router
 
-    async def list(self) -> Response:
-        """List the one served model under each of its names, then its LoRA adapters."""
+    async def list(
+        self,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
+        after_id: str | None = None,
+        before_id: str | None = None,
+    ) -> Response:
+        """List the one served model under each of its names, then its LoRA adapters; in pages, as Anthropic's API."""
         info = self._core.require_info()
-        listed = [self._entry(info, name) for name in (*info.names, *(adapter.name for adapter in info.adapters))]
-        pages = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
-        return json_response({"object": "list", "data": listed, **pages})
+        names = [*info.names, *(adapter.name for adapter in info.adapters)]
+        for param, name in (("after_id", after_id), ("before_id", before_id)):
+            if name is not None and name not in names:
+                raise RequestError(f"{param}: there is no model {name!r}", param=param)
+        begin = 0 if after_id is None else names.index(after_id) + 1
+        end = len(names) if before_id is None else names.index(before_id)
+        if before_id is not None and after_id is None:
+            page, has_more = names[max(0, end - limit) : end], end > limit
+        else:
+            page, has_more = names[begin:end][:limit], end - begin > limit
+        listed = [self._entry(info, name) for name in page]
+        ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
+        return json_response({"object": "list", "data": listed, "has_more": has_more, **ends})
 
     async def retrieve(self, model: str) -> Response:
         """Return the served model by its name or path, or a LoRA adapter by its name."""
@@ -63,4 +81,7 @@ class ModelsApi:
             "type": "model",
             "display_name": name,
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": info.max_request_tokens,
+            "max_tokens": info.max_request_tokens,
         }

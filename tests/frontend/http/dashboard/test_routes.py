@@ -16,6 +16,7 @@ from ...harness import run
 from ...served import check_error, served
 
 MAX_BYTES = 250_000
+BROWSER = {"accept": "text/html,*/*"}
 
 
 def test_files_are_read_with_their_kinds_and_differ_by_content(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_the_package_has_the_files_and_they_are_small() -> None:
 def test_the_page_and_its_files_need_no_key_and_forbid_the_rest() -> None:
     async def main() -> None:
         async with served(api_key="one,two") as (_, client):
-            page = await client.get("/")
+            page = await client.get("/", headers=BROWSER)
             assert page.status_code == 200
             assert page.headers["content-type"] == "text/html; charset=utf-8"
             script = await client.get("/page/app.js")
@@ -101,8 +102,8 @@ def test_facts_name_settings_but_no_secret() -> None:
 def test_without_the_page_there_is_none_of_its_routes() -> None:
     async def main() -> None:
         async with served(page=False) as (_, client):
-            assert "fine" not in (await client.get("/")).text
-            assert "<script" not in (await client.get("/")).text
+            assert "fine" not in (await client.get("/", headers=BROWSER)).text
+            assert "<script" not in (await client.get("/", headers=BROWSER)).text
             for path in ("/page/app.js", "/v1/ramiform/about", "/v1/ramiform/health"):
                 assert (await client.get(path)).status_code == 404
 
