@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         video,
     )
     from .lang.expressions.quotes import substring
+    from .lang.operations.hooks import Hook, HookedCall, hooks
     from .lang.running.decorator import function, signature
     from .lang.running.failures import BatchError
     from .lang.running.program import Program
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from .lang.tools.declaration import DeclaredTool, tool
     from .lang.tools.mcp_server import McpProgress, McpTools, mcp
     from .lang.tools.tool_set import UnansweredCall, tool_schemas
+    from .lang.tracing.opentelemetry_hook import OpenTelemetryHook
     from .lang.tracing.plan import Plan
     from .lang.tracing.trace import Trace
     from .lang.types.schema_regex import build_regex_from_object
@@ -88,10 +90,13 @@ __all__ = [
     "Demonstration",
     "Engine",
     "ForkGroup",
+    "Hook",
+    "HookedCall",
     "HttpRuntime",
     "McpProgress",
     "McpTools",
     "OpenAI",
+    "OpenTelemetryHook",
     "Plan",
     "Program",
     "ProgramEvent",
@@ -130,6 +135,7 @@ __all__ = [
     "gen_string",
     "get_server_info",
     "greedy_token_selection",
+    "hooks",
     "image",
     "mcp",
     "one_or_more",
@@ -180,10 +186,14 @@ _MODULES = {
     "Demonstration": ".lang.running.signatures",
     "Engine": ".runtime.offline",
     "ForkGroup": ".lang.states.state",
+    "Hook": ".lang.operations.hooks",
+    "HookedCall": ".lang.operations.hooks",
     "HttpRuntime": ".lang.backends.runtimes.http_runtime",
     "McpProgress": ".lang.tools.mcp_server",
     "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
+    "OpenTelemetryHook": ".lang.tracing.opentelemetry_hook",
+    "hooks": ".lang.operations.hooks",
     "Plan": ".lang.tracing.plan",
     "Program": ".lang.running.program",
     "ProgramEvent": ".lang.states.events",

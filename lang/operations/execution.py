@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..backends.backend import Channel
+from .hooks import Hook
 from .operation_log import OperationLog
 from .recording import NoteTaker, OperationTimes, Recording, traceparent
 from .source_location import program_location, traceback_location, with_location
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 10_000  # characters of a text that waits for the operation after it
 MAX_DETACHED = 32  # states of called programs that the runtime is told of together
+
+
+_model_names: weakref.WeakKeyDictionary[Channel, str | None] = weakref.WeakKeyDictionary()
 
 
 class ValueNeeded(BaseException):
@@ -70,7 +74,8 @@ class Execution:
         self.failure: ErrorInfo | None = None  # the exception that ends the program
         self.path = "0"  # of the first state, by which a checkpoint knows it
         self._caller = caller
-        self._title = title
+        self.title = title
+        self.hooks: tuple[Hook, ...] = () if caller is None else caller.hooks
         self._keep_callback = keep_callback
         self._budget = budget
         self._program: int | None = None
@@ -119,6 +124,18 @@ class Execution:
                 number = self._num_called[known] = self._num_called.get(known, -1) + 1
                 made.path = f"{self.path}/{known}#{number}"
         return made
+
+    @property
+    def model_name(self) -> str | None:
+        """Return the name of the model, if the backend tells it. Asks it at first."""
+        if self.channel not in _model_names:
+            try:
+                info = self.channel.call("info").info
+            except RamiformError:
+                return None
+            model = getattr(getattr(self.channel, "_model", None), "model", None)
+            _model_names[self.channel] = model if info is None else info.name
+        return _model_names[self.channel]
 
     @property
     def is_called(self) -> bool:
@@ -202,7 +219,7 @@ class Execution:
         if self._notes is None:
             self._send(session.Open(number, number, self._budget), log)
         else:
-            title = None if self._title is None else self._title[: session.MAX_NOTE]
+            title = None if self.title is None else self.title[: session.MAX_NOTE]
             self._send(session.Open(number, number, self._budget, title, traceparent()), log)
 
     def append(self, message: session.Append, log: OperationLog) -> None:

@@ -20,6 +20,7 @@ from ..expressions.attempts import check_of
 from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import check_defaults
 from ..operations.execution import Execution
+from ..operations.hooks import current_hooks
 from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
 from ..states.state import FunctionBody, ProgramState, running_program
@@ -499,6 +500,7 @@ class Program(Generic[P, R]):
             caller=caller,
             number=0 if caller is None else next(caller._num_called),
             place="" if caller is None else program_location(),
+            hooks=current_hooks(),
         )
 
     def _batch_options(

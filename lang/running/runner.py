@@ -18,6 +18,7 @@ from ..backends.backend import Backend, Channel, channel_of
 from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults
 from ..operations.execution import Execution, ValueNeeded
+from ..operations.hooks import Hook
 from ..operations.recording import Recording, is_recording_all
 from ..operations.source_location import definition_line, traceback_location
 from ..operations.state_handle import StateHandle
@@ -53,6 +54,7 @@ class ProgramCall:
     caller: ProgramState | None = None
     number: int = 0
     place: str = ""  # file:line of a call that has a caller
+    hooks: tuple[Hook, ...] = ()
 
     @property
     def may_be_sent_whole(self) -> bool:
@@ -110,6 +112,7 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
         keep_callback=None if kept is None else kept.kept_callback,
         title=call.function.__name__,
     )
+    execution.hooks = call.hooks
     try:
         return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
     except Exception as error:

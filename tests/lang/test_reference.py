@@ -110,6 +110,18 @@ def test_programs_that_call_programs() -> None:
     assert len(state.trace.states) == 3
 
 
+def test_hooks() -> None:
+    names = BLOCKS["Hooks"].run(
+        """
+@ramiform.function
+def summary(s, text):
+    s += text + gen("short")
+ramiform.set_default_backend(ramiform.Scripted(["two words"]))
+"""
+    )
+    assert names["count"].tokens == 2
+
+
 def test_signatures(backend: ramiform.Runtime) -> None:
     names = BLOCKS["Signatures"].run(CITY)
     assert type(names["city"]) is names["City"]
