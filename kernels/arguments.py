@@ -10,16 +10,13 @@ pieces, L levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .kv_cache import KvCache
-
-# Rotations of keys that are stored unrotated: (positions [B, L], sequence lengths [B, 1]) -> cos, sin [B, L, 1, D].
-KeyRope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class RowSpan(NamedTuple):
@@ -56,7 +53,6 @@ class AttentionArgs(NamedTuple):
     page_size: int  # slots
     window: int | None  # position i sees the positions (i - window, i], or those of its `Chunk`; None: all up to i
     dtype: torch.dtype  # of the queries
-    key_rope: KeyRope | None = None  # rotates keys when they are read; None: they are stored rotated
 
 
 class SharedKeys(NamedTuple):
@@ -103,7 +99,6 @@ class RopeAndStoreArgs(NamedTuple):
     slots_T: torch.Tensor  # int64, where each token's key and value go; -1 (Triton only): nowhere
     num_heads: int  # H
     eps: float  # of the norms of queries and keys
-    rotate_keys: bool = True  # False: keys are stored unrotated
     positions_T: torch.Tensor | None = None  # int64; a cache with a basis needs them
 
 

@@ -87,8 +87,7 @@ class Ops(Protocol):
     def rope_and_store(
         self, qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs
     ) -> torch.Tensor:
-        """Return the rotated queries [T, H, D]; write keys, rotated too with `args.rotate_keys`, and values to the
-        cache.
+        """Return the rotated queries [T, H, D]; write the rotated keys, and the values, to the cache.
 
         `qkv_TND` holds the heads of queries, keys and values. `qk_norm_HD` [H + K, D] are the weights of an RMS norm of
         each head of queries and keys, applied before the rotation; None: no norm.

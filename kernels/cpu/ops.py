@@ -80,7 +80,7 @@ class CpuOps(ReferenceOps):
         tensors = qkv_TND, args.cos_T1D, args.sin_T1D, kv.k_SKD, kv.v_SKD
         if qk_norm_HD is not None:
             tensors = *tensors, qk_norm_HD
-        if not (_suit_loops(*tensors) and fits_cache and args.rotate_keys):
+        if not (_suit_loops(*tensors) and fits_cache):
             return super().rope_and_store(qkv_TND, kv, qk_norm_HD, args)
         if qk_norm_HD is not None:
             normed_TND = torch.empty_like(qkv_TND)

@@ -137,7 +137,7 @@ def _attend(
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
     bias = None if group.bias is None else group.bias.to(q.dtype)
     k_BLKD = gather_keys(kv, group.slots, group.positions, q.dtype).view(B, L, K, D)
-    k_BKLD = group.rotate(k_BLKD).transpose(1, 2)
+    k_BKLD = k_BLKD.transpose(1, 2)
     if kv.is_latent:
         v_BKLD = k_BKLD[..., : kv.v_SKD.shape[2]]
     else:

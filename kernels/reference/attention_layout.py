@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..arguments import KeyRope, RowSpan, first_seen
-from .layers import apply_rope
+from ..arguments import RowSpan, first_seen
 
 _MIN_KEYS = 256  # rows with fewer keys than this are cheap enough to be padded together
 _MIN_CHUNK = 32  # queries from which on a row is computed by itself, block by block
@@ -37,10 +36,6 @@ class PaddedRows:
     positions: torch.Tensor  # [B * L] int64, of the keys
     bias: torch.Tensor | None  # [B, 1, T, L], 0 where the key is visible, else -inf; None: all are
     causal: bool  # one row, whose queries are the last of its keys, and each sees those up to itself
-    rope: tuple[torch.Tensor, torch.Tensor] | None  # cos, sin [B, L, 1, D] for keys stored unrotated
-
-    def rotate(self, k_BLHD: torch.Tensor) -> torch.Tensor:
-        return k_BLHD if self.rope is None else apply_rope(k_BLHD, *self.rope)
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,6 @@ def attention_layout(
     window: int | None,
     dtype: torch.dtype,
     device: torch.device,
-    key_rope: KeyRope | None = None,
 ) -> AttentionLayout:
     """Return the layout of causal attention over `rows`, whose tokens are concatenated in order.
 
@@ -106,9 +100,6 @@ def attention_layout(
                 positions=torch.from_numpy(_key_positions(place_BL, trees).ravel()).to(device),
                 bias=bias,
                 causal=causal,
-                rope=None
-                if key_rope is None
-                else key_rope(torch.from_numpy(key_BL).to(device), torch.from_numpy(last_B + 1).to(device)),
             )
         )
     return AttentionLayout(tuple(groups), None if in_order else torch.from_numpy(order).to(device))

@@ -64,7 +64,6 @@ class ReferenceOps:
                 window=args.window,
                 dtype=args.dtype,
                 device=args.kv.k_SKD.device,
-                key_rope=args.key_rope,
             ),
             self.attention_cap,
         )
@@ -86,17 +85,11 @@ class ReferenceOps:
             qk = self.rms_norm(qk, qk_norm_HD, args.eps)
         if kv.basis is not None:  # what is left of a key without its mean must not be its rounding
             dtype, wide = qk.dtype, torch.promote_types(qk.dtype, torch.float32)
-            angles = args.cos_T1D.to(wide), args.sin_T1D.to(wide)
-            if args.rotate_keys:
-                qk = layers.apply_rope(qk.to(wide), *angles)
-                q, k = qk[:, :H].to(dtype), qk[:, H:]
-            else:
-                q, k = layers.apply_rope(qk[:, :H].to(wide), *angles).to(dtype), qk[:, H:]
-        elif args.rotate_keys:
+            qk = layers.apply_rope(qk.to(wide), args.cos_T1D.to(wide), args.sin_T1D.to(wide))
+            q, k = qk[:, :H].to(dtype), qk[:, H:]
+        else:
             qk = layers.apply_rope(qk, args.cos_T1D, args.sin_T1D)
             q, k = qk[:, :H], qk[:, H:]
-        else:
-            q, k = layers.apply_rope(qk[:, :H], args.cos_T1D, args.sin_T1D), qk[:, H:]
         store_kv(k, v, kv, args.slots_T, args.positions_T)
         return q
 
@@ -123,7 +116,6 @@ class DeterministicOps(ReferenceOps):
     clamped_swiglu = staticmethod(layers.deterministic_clamped_swiglu)
 
     def attention(self, args: AttentionArgs) -> Attention:
-        assert args.key_rope is None, "deterministic attention does not rotate keys when it reads them"
         return deterministic_attention(
             args.rows,
             page_size=args.page_size,

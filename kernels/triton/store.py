@@ -27,9 +27,8 @@ def rope_and_store(
     """Return the rotated queries [T, H, D]; write rotated keys, and values, to the cache.
 
     In a quantised cache they are divided by their head's scale, or with a basis packed as `reference.scaled_codes`
-    says. A token with slot -1 is not written. The arguments are those of `Ops.rope_and_store`; keys are always rotated.
+    says. A token with slot -1 is not written. The arguments are those of `Ops.rope_and_store`.
     """
-    assert args.rotate_keys, "Triton kernels do not rotate keys when they read them"
     T, N, D = qkv_TND.shape
     num_heads = args.num_heads
     K = kv.k_SKD.shape[1]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
-from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.reference.quantise import (
     E4M3,
     QUANTISED_MAX,
@@ -59,23 +58,15 @@ def test_each_head_has_a_scale_of_its_own(stored: torch.dtype) -> None:
 
 @QUANTISED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("window", "unrotated"), [(None, False), (7, False), (None, True)])
+@pytest.mark.parametrize("window", [None, 7])
 def test_attention_over_codes_equals_attention_over_dequantised_numbers(
-    stored: torch.dtype, dtype: torch.dtype, window: int | None, unrotated: bool
+    stored: torch.dtype, dtype: torch.dtype, window: int | None
 ) -> None:
     torch.manual_seed(0)
     spans = [RowSpan(9, 1, np.array([0, 1, 2])), RowSpan(3, 5, np.array([5, 4])), RowSpan(0, 6, np.array([7, 6]))]
     kv, meant = _filled(stored, dtype)
     q_THD = torch.randn(12, 4, 8).to(dtype)
-    angle = torch.randn(50, 1, 4)
-
-    def key_rope(positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        a = angle[positions]
-        return torch.cat((a.cos(), a.cos()), -1).to(dtype), torch.cat((-a.sin(), a.sin()), -1).to(dtype)
-
-    layout = attention_layout(
-        spans, page_size=PAGE_SIZE, window=window, dtype=dtype, device=CPU, key_rope=key_rope if unrotated else None
-    )
+    layout = attention_layout(spans, page_size=PAGE_SIZE, window=window, dtype=dtype, device=CPU)
     got = paged_attention(q_THD, kv, layout, scale=0.3)
     want = paged_attention(q_THD, meant, layout, scale=0.3)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
@@ -122,13 +113,6 @@ def _filled(stored: torch.dtype, dtype: torch.dtype) -> tuple[KvCache, KvCache]:
         for codes, scale_K in zip((kv.k_SKD, kv.v_SKD), scales, strict=True)
     )
     return kv, KvCache(*numbers)
-
-
-def test_rotation_keeps_a_scale() -> None:
-    """So keys that are stored unrotated are rotated as codes, and scaled afterwards."""
-    x = torch.randn(5, 2, 8)
-    cos, sin = torch.randn(2, 5, 1, 8)
-    torch.testing.assert_close(apply_rope(x * 0.37, cos, sin), apply_rope(x, cos, sin) * 0.37)
 
 
 @pytest.mark.parametrize("head_dim", [64, 24])

@@ -395,8 +395,8 @@ def heads_together(kv: KvCache) -> int:
 
 
 def compiled_attention(args: AttentionArgs, cap: float | None = None) -> CompiledAttention | None:
-    """Return the compiled attention of a step; None if it rotates keys when it reads them, or has other dtypes."""
-    if args.key_rope is not None or args.dtype not in QUERY_DTYPES or args.kv.k_SKD.dtype not in DTYPES:
+    """Return the compiled attention of a step; None if it has other dtypes."""
+    if args.dtype not in QUERY_DTYPES or args.kv.k_SKD.dtype not in DTYPES:
         return None
     plan = AttentionPlan.of(
         args.rows,
