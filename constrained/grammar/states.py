@@ -150,10 +150,10 @@ def _goes_on(dfa: Dfa) -> list[bool]:
     """Return the states from which some byte leads to a match, now or later."""
     reaches: NDArray[np.bool_] = dfa.accepting.copy()
     while True:
-        grown: NDArray[np.bool_] = dfa.accepting | reaches[dfa.table].any(axis=1)
+        onward: NDArray[np.bool_] = reaches[dfa.table].any(axis=1)
+        grown = dfa.accepting | onward
         if (grown == reaches).all():
-            following: list[bool] = reaches[dfa.table].any(axis=1).tolist()
-            return following
+            return onward.tolist()  # type: ignore[no-any-return]
         reaches = grown
 
 
