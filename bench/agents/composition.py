@@ -69,7 +69,7 @@ def main(repeat: Repeat = 15, out: Out = None) -> None:
             for _ in range(NUM_RUNS):
                 ways[name].run(backend=backend)
 
-        return timed(time.process_time, call) / NUM_RUNS / NUM_GENERATIONS * 1e6
+        return timed(time.thread_time, call) / NUM_RUNS / NUM_GENERATIONS * 1e6
 
     times = interleaved(repeat, {name: lambda _, name=name: run(name) for name in ways})  # type: ignore[misc]
     rows = [

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..backends.backend import Channel
-from .hooks import Hook
+from .hooks import Hook, HookedCall, ModelOperation, observe
 from .operation_log import OperationLog
 from .recording import NoteTaker, OperationTimes, Recording, traceparent
 from .source_location import program_location, traceback_location, with_location
@@ -125,7 +125,14 @@ class Execution:
                 made.path = f"{self.path}/{known}#{number}"
         return made
 
-    @property
+    def observe(self, segments: Sequence[tuple[OperationLog, int]], first: int) -> None:
+        """Tell the run's hooks of the calls among a state's operations from `first` on, and of their ends."""
+        log, end = segments[-1]
+        for index in range(first, end):
+            if isinstance(log.operations[index], ModelOperation):
+                call = HookedCall(segments, index, self.title, self.model_name)
+                observe(call, index, log, self.hooks)
+
     def model_name(self) -> str | None:
         """Return the name of the model, if the backend tells it. Asks it at first."""
         if self.channel not in _model_names:

@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...runtime.programs.records.events import TokenCounts
 from ...runtime.programs.records.steps import answer_fields
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RequestError
-
-if TYPE_CHECKING:
-    from .state_handle import StateHandle
+from .operation_log import OperationLog
 
 logger = logging.getLogger("ramiform.programs")
 
@@ -37,17 +35,25 @@ class HookedCall:
     for the hooks, such as a span.
     """
 
-    def __init__(self, handle: StateHandle, index: int, operation: ModelOperation) -> None:
-        log = handle.log
-        self.operation = operation
-        self.program = handle.execution.title
+    def __init__(
+        self,
+        segments: Sequence[tuple[OperationLog, int]],
+        index: int,
+        program: str | None,
+        model_name: Callable[[], str | None],
+    ) -> None:
+        log = segments[-1][0]
+        operation = log.operations[index]
+        assert isinstance(operation, ModelOperation)
+        self.operation: ModelOperation = operation
+        self.program = program
         self.line = log.locations[index]
         self.variable = log.names.get(index)
         self.began = time.time()
         self.seconds: float | None = None
         self.memo: dict[Any, Any] = {}
-        self._execution = handle.execution  # not the handle: a branch that is dropped is given up
-        self._segments = handle.segments()
+        self._model_name = model_name
+        self._segments = segments
         self._index = index
         self._started = time.perf_counter()
 
@@ -68,7 +74,7 @@ class HookedCall:
     @property
     def model(self) -> str | None:
         """Return the model's name, which the backend is asked once."""
-        return self._execution.model_name
+        return self._model_name()
 
     @property
     def text(self) -> str | None:
@@ -100,10 +106,10 @@ class HookedCall:
             return {}
         return answer_fields(log.done[self._index])
 
-    def note_end(self) -> None:
+    def note_end(self, told: Sequence[Hook]) -> None:
         """Note the time of the end, and pass the call on to the thread of the hooks. Neither blocks nor raises."""
         self.seconds = time.perf_counter() - self._started
-        _ended().put(functools.partial(_tell_end, self, self._execution.hooks))
+        _ended().put(functools.partial(_tell_end, self, told))
 
 
 class Hook:
@@ -145,17 +151,14 @@ def current_hooks() -> tuple[Hook, ...]:
     return _hooks.get()
 
 
-def observe(handle: StateHandle, first: int, operations: Sequence[session.Operation]) -> None:
-    """Tell the hooks of the run of operations that were recorded, if they are calls, and of their ends.
+def observe(call: HookedCall, index: int, log: OperationLog, told: Sequence[Hook]) -> None:
+    """Tell hooks of a call, operation `index` of the log, that was recorded, and of its end.
 
     Called without the log's lock: hooks are code of the program's author.
     """
-    for index, operation in enumerate(operations, first):
-        if isinstance(operation, ModelOperation):
-            call = HookedCall(handle, index, operation)
-            for hook in handle.execution.hooks:
-                _tell(hook.before, call)
-            handle.log.when(index + 1, call.note_end)
+    for hook in told:
+        _tell(hook.before, call)
+    log.when(index + 1, functools.partial(call.note_end, told))
 
 
 def _tell_end(call: HookedCall, told: Sequence[Hook]) -> None:

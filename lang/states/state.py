@@ -19,7 +19,6 @@ from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults, checked_lora, lower
 from ..expressions.primitives import gen, questions_of, role
 from ..expressions.symbols import known
-from ..operations.hooks import observe
 from ..operations.operation_log import OperationLog, StateTie
 from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
@@ -375,7 +374,7 @@ class ProgramState(ReadableState):
                 for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True))
             )
         if self._handle.execution.hooks:
-            observe(self._handle, operation, [self._log.operations[operation]])
+            self._handle.execution.observe(self._handle.segments(), operation)
 
     # Branching
 
@@ -517,7 +516,7 @@ class ProgramState(ReadableState):
                     self._log.labels[first + index + 1] = callback.outcome.label
                     self._log.outcomes[first + index + 1] = callback.outcome
         if self._handle.execution.hooks:
-            observe(self._handle, first, lowered.operations)
+            self._handle.execution.observe(self._handle.segments(), first)
         for index, callback in lowered.callbacks:
             handle = self._handle
             ask_when_answered(handle.execution, handle.number, self._log, first + index, callback)
