@@ -53,7 +53,8 @@ def _known_arguments(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         if len(args) == 1 and isinstance(args[0], list | tuple) and "name" in kwargs and "choices" not in kwargs:
-            return function(choices=args[0], **kwargs)  # select(["a", "b"], name="x")
+            chosen: Callable[..., T] = function
+            return chosen(choices=args[0], **kwargs)  # select(["a", "b"], name="x")
         for name in kwargs:
             if name not in names:
                 raise TypeError(
