@@ -1,10 +1,10 @@
-"""Processor time of a generation in a program that is called through two levels, beside the same generation inline.
+"""Time of the calling thread for a generation in a program called through two levels, beside the same inline.
 
     python -P bench/agents/composition.py [--repeat 15] [--out FILE]
 
 The backend is `Scripted`, so that nothing is computed but the language's own work. A run makes 20 generations on its
 state, in a fresh state each, in a called program each, or in a program that another one calls for it. The ways take
-turns; a figure is the median over the rounds of the difference to `inline`, in microseconds for one generation.
+turns; a figure is the median over the rounds, in microseconds of processor time of the calling thread for a generation.
 """
 
 from __future__ import annotations
