@@ -148,9 +148,13 @@ def test_inputs_with_a_stored_scale_are_rounded_as_compressed_tensors_rounds_the
 
 
 @pytest.mark.parametrize("name", ["eagle3", "eagle3_norm_before_residual"])
-@torch.inference_mode()
 def test_heads_of_speculators_compute_what_the_library_computes(name: str, tmp_path: Path) -> None:
-    unpacked(f"speculators-{name}", tmp_path / "head")
+    check_head(f"speculators-{name}", tmp_path, DATA)
+
+
+@torch.inference_mode()
+def check_head(name: str, tmp_path: Path, source: Path) -> None:
+    unpacked(name, tmp_path / "head", source)
     run = load_file(tmp_path / "head" / "run.safetensors")
     sizes = {
         "vocab_size": 32,
@@ -194,7 +198,10 @@ def test_what_tools_write_anew_is_read_as_they_read_it(tool: str, tmp_path: Path
     names = [file.stem for file in (tmp_path / "written").glob("*.zip")]
     assert names
     for name in names:
-        if tool == "speculators" or name in REFUSED:
+        if name in REFUSED:
+            continue
+        if tool == "speculators":
+            check_head(name, tmp_path / name, tmp_path / "written")
             continue
         judge = unpacked(name, tmp_path / name, tmp_path / "written")
         found = weights(load(tmp_path / name))

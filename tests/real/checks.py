@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def chat(http: httpx.Client, question: str, **fields: Any) -> dict[str, Any]:
     return dict(answer["choices"][0])
 
 
+@cache  # it takes a minute
 def tokenizer_of(file: Path) -> Any:
     from transformers import AutoTokenizer
 
