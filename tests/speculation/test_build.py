@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.speculation import build
@@ -77,3 +79,23 @@ def test_a_head_given_as_a_model_and_a_model_given_as_a_head_are_named(
     right = message.removeprefix("a").split("--speculative ")[-1].split()[0] if "--speculative" in message else "draft"
     own = CoreConfig(device="cpu", speculative=right, speculative_draft_model=path)  # type: ignore[arg-type]
     assert choose_source(own, SHIPPED_MODEL) == right
+
+
+@pytest.mark.parametrize("other", ["size", "tokens"])
+def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_is_loaded(other: str, tmp_path: Path) -> None:
+    target = read_config(SHIPPED_MODEL)
+    raw = json.loads((SHIPPED_MODEL / "config.json").read_text("utf-8"))
+    tokenizer = json.loads((SHIPPED_MODEL / "tokenizer.json").read_text("utf-8"))
+    if other == "size":
+        raw["vocab_size"] += 64
+    else:
+        vocabulary = tokenizer["model"]["vocab"]
+        first, second = list(vocabulary)[300:302]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    for name, content in (("config.json", raw), ("tokenizer.json", tokenizer)):  # and no weights
+        (tmp_path / name).write_text(json.dumps(content), "utf-8")
+    config = CoreConfig(device="cpu", speculative="draft", speculative_draft_model=str(tmp_path))
+    message = f"has {target.vocab_size + 64} tokens, the model" if other == "size" else "has other tokens than"
+    with pytest.raises(RequestError, match=message) as refused:
+        build.draft_bytes(config, SHIPPED_MODEL, target, torch.float32)
+    assert refused.value.param == "speculative_draft_model"
