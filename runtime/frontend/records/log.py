@@ -123,6 +123,17 @@ class LogEntry:
         if not self.is_final:
             self.is_final = True
             self._log._ended(self.record)
+            self._release()
+
+    def drop(self) -> None:
+        """Note that the log has it no longer."""
+        self.is_kept = False
+        self._release()
+
+    def _release(self) -> None:
+        """Let go of a record that nothing asks for: it refers to this entry, and would wait for a full collection."""
+        if self.is_final and not self.is_kept:
+            del self.record
 
 
 class ProgramLog:
@@ -231,4 +242,4 @@ class ProgramLog:
             self._num_bytes -= entry.num_bytes
             self._removed.append((self.version, entry.id))
             self.num_dropped += 1
-            entry.is_kept = False
+            entry.drop()

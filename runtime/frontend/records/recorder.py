@@ -23,6 +23,11 @@ class RecordedRun:
     num_playing: int = 0  # requests
     closing: asyncio.TimerHandle | None = None
 
+    @property
+    def is_dropped(self) -> bool:
+        """Return True if the log has dropped the record, and no request adds to it."""
+        return self.record is not None and not self.record.entry.is_kept and not self.num_playing
+
 
 class RecordedRuns:
     """The latest programs of this kind, by owner and the client's name of the run."""
@@ -31,6 +36,8 @@ class RecordedRuns:
         self._runs: OrderedDict[tuple[Owner, str], RecordedRun] = OrderedDict()
 
     def find(self, owner: Owner, name: str) -> RecordedRun:
+        while self._runs and next(iter(self._runs.values())).is_dropped:
+            self._runs.popitem(last=False)
         run = self._runs.setdefault((owner, name), RecordedRun())
         self._runs.move_to_end((owner, name))
         if len(self._runs) > MAX_RUNS:

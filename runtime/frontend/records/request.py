@@ -72,7 +72,7 @@ class SampleRecord:
     )
 
     def __init__(self, request: RequestRecord, prompt: array[int], sampling: SamplingParams, began: float) -> None:
-        self._request = request
+        self._request: RequestRecord | None = request  # until the sample has ended
         self.prompt = prompt
         self.sampling = sampling
         self.began = began
@@ -108,7 +108,9 @@ class SampleRecord:
     def _end(self, status: Status) -> None:
         self.ended = time.monotonic()
         self.status = status
-        self._request.sample_ended(len(self.text or ""))
+        if (request := self._request) is not None:
+            self._request = None  # with the last sample its request is free at once
+            request.sample_ended(len(self.text or ""))
 
 
 class RequestRecord:

@@ -64,6 +64,7 @@ class MetricsMiddleware:
                 status = 500  # the server answers with a 500
                 raise
             finally:
+                scope.pop(SCOPE_SEND_BODY, None)  # the scope is a part of what it refers to
                 self._measures.num_http_running -= 1
                 route = _route(scope)
                 seconds = time.monotonic() - began
