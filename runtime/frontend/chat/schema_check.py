@@ -5,6 +5,7 @@ The core compiles them: a request for one token under the constraint tells the r
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 
 from ...protocol.errors import RequestError
@@ -12,6 +13,7 @@ from ...protocol.sampling import Constraint, SamplingParams
 from ..text.generation import Generator, Prompt
 
 MAX_CACHED_CHECKS = 1024
+MAX_CACHED_BYTES = 16 << 20  # of the constraints' sources and the errors
 
 
 class SchemaCheck:
@@ -20,18 +22,27 @@ class SchemaCheck:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._errors: OrderedDict[Constraint, str | None] = OrderedDict()  # error message, or None
+        self._num_bytes = 0
 
     async def check(self, constraint: Constraint) -> None:
         """Raise RequestError (code "invalid_grammar") if the constraint does not compile, or (code "aborted") if the
         check was aborted.
         """
-        if constraint not in self._errors:
-            self._errors[constraint] = await self._compile(constraint)
-            while len(self._errors) > MAX_CACHED_CHECKS:
-                self._errors.popitem(last=False)
-        self._errors.move_to_end(constraint)
-        if (message := self._errors[constraint]) is not None:
+        if constraint in self._errors:
+            message = self._errors[constraint]
+            self._errors.move_to_end(constraint)
+        else:
+            message = await self._compile(constraint)
+            self._keep(constraint, message)
+        if message is not None:
             raise RequestError(message, code="invalid_grammar")
+
+    def _keep(self, constraint: Constraint, message: str | None) -> None:
+        if constraint not in self._errors:  # another request may have checked it meanwhile
+            self._errors[constraint] = message
+            self._num_bytes += _num_bytes(constraint, message)
+        while len(self._errors) > MAX_CACHED_CHECKS or self._num_bytes > MAX_CACHED_BYTES:
+            self._num_bytes -= _num_bytes(*self._errors.popitem(last=False))
 
     async def _compile(self, constraint: Constraint) -> str | None:
         bos = self._generator.tokenizer.bos_id
@@ -55,3 +66,7 @@ class SchemaCheck:
             if error.code != "invalid_grammar":
                 raise
             raise RequestError(f"tool {name!r}: {error}", param="tools", code="invalid_tool") from None
+
+
+def _num_bytes(constraint: Constraint, message: str | None) -> int:
+    return sys.getsizeof(constraint.source) + sys.getsizeof(message)

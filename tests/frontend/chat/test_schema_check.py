@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ramiform.runtime.frontend.chat.schema_check import SchemaCheck
+from ramiform.runtime.frontend.chat.schema_check import MAX_CACHED_BYTES, SchemaCheck
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RamiformError, RequestError
 from ramiform.runtime.protocol.sampling import Constraint
@@ -45,5 +45,19 @@ def test_an_answer_that_was_aborted_is_none() -> None:
             assert caught.value.code == "aborted"
             with pytest.raises(RequestError, match="invalid json_schema: no"):
                 await schemas.check(SCHEMA)
+
+    run(main())
+
+
+def test_what_is_kept_is_bounded_in_bytes() -> None:
+    long = [Constraint("json_schema", f"{{{' ' * (MAX_CACHED_BYTES // 4)}{' ' * number}}}") for number in range(5)]
+
+    async def main() -> None:
+        async with house(lambda request: BAD) as built:
+            schemas = SchemaCheck(built.frontend._generator)
+            for one in (*long, long[4], long[3], long[0]):
+                with pytest.raises(RequestError, match="invalid json_schema: no"):
+                    await schemas.check(one)
+            assert [request.sampling.constraint for request in built.core.requests] == [*long, long[0]]
 
     run(main())

@@ -71,7 +71,7 @@ class InputTool(SentBody):
     def to_tool(self, index: int) -> Tool:
         """Convert to a tool of a chat request. Raises RequestError for a tool that Anthropic's servers would run."""
         where = f"tools[{index}]"
-        if self.type not in (None, "custom"):
+        if self.type is not None and self.type != "custom":
             return self._client_tool(where, self.type)
         if self.input_schema is None:
             raise RequestError(f"{where} needs input_schema", param="tools")

@@ -8,9 +8,9 @@ from typing import Any
 from ....protocol.errors import RequestError
 
 _TYPE = re.compile(r"(bash|text_editor|memory|computer)_(\d{8})")
-_TEXT = {"type": "string"}
-_NUMBER = {"type": "integer"}
-_POINT = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
+_TEXT: dict[str, Any] = {"type": "string"}
+_NUMBER: dict[str, Any] = {"type": "integer"}
+_POINT: dict[str, Any] = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
 _EDITS = ("view", "create", "str_replace", "insert")
 _ACTIONS = ("key", "type", "mouse_move", "left_click", "left_click_drag", "right_click", "middle_click", "double_click")
 _ACTIONS_SINCE_2025 = ("left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "triple_click")
