@@ -150,8 +150,8 @@ def _goes_on(dfa: Dfa) -> list[bool]:
     """Return the states from which some byte leads to a match, now or later."""
     reaches: NDArray[np.bool_] = dfa.accepting.copy()
     while True:
-        onward: NDArray[np.bool_] = reaches[dfa.table].any(axis=1)
-        grown = dfa.accepting | onward
+        onward: NDArray[np.bool_] = np.logical_or.reduce(reaches[dfa.table], axis=1)
+        grown: NDArray[np.bool_] = np.logical_or(dfa.accepting, onward)
         if (grown == reaches).all():
             return onward.tolist()  # type: ignore[no-any-return]
         reaches = grown

@@ -212,7 +212,8 @@ class ProgramState(ReadableState):
     # Appending
 
     def __iadd__(self, other: Expr | str | Sequence[Mapping[str, Any]]) -> ProgramState:
-        self._append(messages_of(other) if isinstance(other, list | tuple) else parts_of(other))
+        parts = messages_of(other) if isinstance(other, list | tuple) else parts_of(other)  # type: ignore[arg-type]
+        self._append(parts)
         return self
 
     def system(
