@@ -16,11 +16,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 
 from ...protocol.errors import RuntimeFailed
 from ...protocol.version import __version__
 from ..text.generation import Generator
+from .dashboard.access import liveness
 from .scope import SCOPE_API_KEY
 
 # Swagger UI's own build, from the package fastapi-swagger; PUBLIC_PATHS in scope.py lists these paths too.
@@ -87,13 +88,6 @@ $examples
 </html>
 """
 )
-
-
-def liveness(request: Request) -> Response | None:
-    """Return the answer to a client of Ollama's that looks whether a server is there; None for a browser."""
-    if "text/html" in request.headers.get("accept", ""):
-        return None
-    return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
 
 
 class PagesApi:

@@ -1,4 +1,4 @@
-"""Says who may see which data of the page.
+"""Says who gets the page, and may see which of its data.
 
 A server has several users if it has several API keys. Then a key sees its own requests only; an admin key sees that
 the others' exist, without their titles and texts. `--page-texts off` takes all texts away.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
 
 from ....programs.records.view import ProgramRow, ProgramView, hidden_error, without_texts
 from ....protocol.config import PageTextsName
@@ -18,6 +19,13 @@ from ..middleware.auth import ApiKeys
 from ..scope import SCOPE_API_KEY, SCOPE_IS_ADMIN
 
 HIDDEN_TITLE = "of another key"
+
+
+def liveness(request: Request) -> Response | None:
+    """Return the answer to a client of Ollama's that looks whether a server is there; None for a browser."""
+    if "text/html" in request.headers.get("accept", ""):
+        return None
+    return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
 
 
 class Viewer(NamedTuple):

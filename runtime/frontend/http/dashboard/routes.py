@@ -18,10 +18,9 @@ from ...api.validation import NotFoundError
 from ...core.frontend_peers import FrontendPeers
 from ...records.log import Owner
 from ...text.generation import Generator
-from ..pages import liveness
 from ..scope import PAGE_FILES
 from ..transport.streaming import json_response
-from .access import PageAccess, Viewer
+from .access import PageAccess, Viewer, liveness
 from .health import HealthApi, HealthHistory
 from .live import LiveApi, MakeTopic
 from .topics import HealthTopic, LogPeers, ProgramsTopic, ProgramTopic, TreeTopic
