@@ -451,7 +451,7 @@ class ProgramState(ReadableState):
                 place = self._log.locations[mark.operation]
                 raise RequestError(f"the mark made at {place} has been removed by a rollback", param="mark")
             self._handle.roll_back(mark.operation)
-            self._open_role = mark.open_role
+            self._open_role, self._ended_role = mark.open_role, None
             self._reader.restore(mark.variables)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -489,6 +489,7 @@ class ProgramState(ReadableState):
     def _concatenate(self, children: Sequence[ProgramState]) -> None:
         handles = [child._handle for child in children]
         self._concatenated += handles
+        self._ended_role = None  # what comes next stands after the branches' text
         self._handle.concatenate(handles)
 
     def _append(self, parts: Sequence[Expr]) -> None:

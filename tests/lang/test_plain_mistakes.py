@@ -111,11 +111,19 @@ def test_a_gen_after_a_message_and_outside_any_is_a_warning(together: bool) -> N
     assert {warning.filename for warning in warned} == {__file__}
 
     def right(s: ProgramState) -> None:
+        mark = s.mark()
         s += user("Hello") + assistant(gen("x"))
+        s += user("Bye")
+        s.rollback(mark)
+        s += gen("y") + user("Go on")
+        branches = s.fork(2)
+        branches += [" one", " two"]
+        branches.join("concate_and_append")
+        s += gen("z")
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(right, ["Hi"])
+        run(right, lambda text: "Hi")
 
 
 def test_a_regex_cut_at_a_stop_is_no_match() -> None:
