@@ -31,6 +31,7 @@ CHAPTERS = {
     "lang/search": "Searches",
     "lang/evaluation": "Evaluation",
     "lang/tracing": "Plans and traces",
+    "lang/operations": "Hooks",
     "lang/storage": "Kept answers",
     "lang/types": "Types",
     "lang/backends": "Backends",
@@ -169,7 +170,9 @@ def _public_names() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {folder: [] for folder in CHAPTERS}
     for node in ast.walk(ast.parse((ROOT / "__init__.py").read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module is not None:
-            folder = next(folder for folder in CHAPTERS if node.module.replace(".", "/").startswith(folder))
+            folder = next((one for one in CHAPTERS if node.module.replace(".", "/").startswith(one)), None)
+            if folder is None:
+                raise ValueError(f"CHAPTERS has no title for the folder of {node.module}")
             found[folder] += [f"ramiform.{node.module}.{one.name}" for one in node.names if one.name != "__version__"]
     return found
 
