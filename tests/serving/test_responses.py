@@ -479,6 +479,21 @@ def test_a_socket_makes_responses_one_after_another(client: OpenAI, model: str) 
         assert answer(connection, input=QUESTION)[-1].type == "response.completed"
 
 
+def test_a_socket_with_too_many_unread_messages_is_closed_and_says_why(url: str, model: str) -> None:
+    from websockets.exceptions import ConnectionClosedError
+    from websockets.sync.client import connect
+
+    fields = {"type": "response.create", "model": model, "input": "Hello!", "max_output_tokens": 64}
+    with connect(url.replace("http", "ws", 1) + "/v1/responses", open_timeout=120) as socket:
+        with pytest.raises(ConnectionClosedError) as closed:
+            for _ in range(300):
+                socket.send(json.dumps(fields))
+            while True:
+                socket.recv(timeout=120)
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, "16 messages wait" in closed.value.rcvd.reason) == (1008, True)
+
+
 def test_what_is_no_request_on_a_socket_is_an_error_event(url: str, model: str) -> None:
     from websockets.sync.client import connect
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 from fastapi import WebSocket
+from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.websockets import WebSocketDisconnect
 
 from .....protocol.errors import RamiformError, RequestError
@@ -63,7 +64,13 @@ class ResponseWebSocket:
             return False
         if message["type"] != "websocket.receive":
             return False
-        await self._messages.put(message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace"))
+        try:
+            self._messages.put_nowait(message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace"))
+        except asyncio.QueueFull:  # waiting for room would leave the client's own close unanswered
+            reason = f"more than {MAX_QUEUED} messages wait for an answer: send the next one after a response"
+            with suppress(WebSocketDisconnect, RuntimeError):
+                await self._websocket.close(WS_1008_POLICY_VIOLATION, reason)
+            return False
         return True
 
     async def _answer_all(self) -> None:
