@@ -34,7 +34,7 @@ import time, ramiform
 from ramiform import gen
 
 def answer(prompt):
-    print("asked", flush=True); time.sleep(600)
+    time.sleep(0.5); print("asked", flush=True); time.sleep(600)  # by then the program waits
 
 @ramiform.function
 def ask(s):

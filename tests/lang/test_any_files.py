@@ -25,9 +25,9 @@ FOLDER = tempfile.TemporaryDirectory(prefix="ramiform-any-files-")
 def ask(s: ProgramState, name: str) -> None:
     s += ramiform.user(f"Who is {name}?")
     forks = s.fork(2)
-    forks += gen("answer", max_tokens=3)
+    forks += ramiform.assistant(gen("answer", max_tokens=3))
     forks.join()
-    s += gen("last", max_tokens=3)
+    s += ramiform.assistant(gen("last", max_tokens=3))
 
 
 @functools.cache

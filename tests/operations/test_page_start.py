@@ -24,7 +24,7 @@ def test_the_first_line_names_the_page_and_open_opens_it(tmp_path: Path, monkeyp
             assert time.monotonic() < deadline, "no browser was started"
             time.sleep(0.05)
         assert opened.read_text().strip() == server.url
-        page = httpx.get(server.url, timeout=60)
+        page = httpx.get(server.url, timeout=60, headers={"accept": "text/html"})
         assert page.headers["content-type"].startswith("text/html")
         assert 'src="page/app.js"' in page.text
         assert server.first_line.endswith(f" and its page at {server.url}\n")

@@ -35,12 +35,16 @@ def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
                     stored = http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1, "background": True})
                     parameter["schema"] = {"enum": [stored.json()["id"]]}
                 elif parameter["name"] == "conversation_id":
-                    parameter["schema"] = {"enum": [new_conversation(http)]}
+                    parameter["schema"] = {"enum": [conversation := new_conversation(http)]}
+                elif parameter["name"] == "item_id":  # of that conversation
+                    [item] = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
+                    parameter["schema"] = {"enum": [item["id"]]}
     return described
 
 
 def new_conversation(http: httpx.Client) -> str:
-    return str(http.post("/v1/conversations", json={}).json()["id"])
+    items = [{"role": "user", "content": "a"}]
+    return str(http.post("/v1/conversations", json={"items": items}).json()["id"])
 
 
 def test_the_document_is_true_of_every_route(http: httpx.Client) -> None:

@@ -485,11 +485,15 @@ def test_a_socket_with_too_many_unread_messages_is_closed_and_says_why(url: str,
 
     fields = {"type": "response.create", "model": model, "input": "Hello!", "max_output_tokens": 64}
     with connect(url.replace("http", "ws", 1) + "/v1/responses", open_timeout=120) as socket:
-        with pytest.raises(ConnectionClosedError) as closed:
+
+        def ask_on() -> None:
             for _ in range(300):
                 socket.send(json.dumps(fields))
             while True:
                 socket.recv(timeout=120)
+
+        with pytest.raises(ConnectionClosedError) as closed:
+            ask_on()
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, "16 messages wait" in closed.value.rcvd.reason) == (1008, True)
 
