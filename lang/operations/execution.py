@@ -93,8 +93,11 @@ class Execution:
             # Guards `_deferred` and `_texts`: one thread may append while another one flushes.
             self._sending = threading.RLock()
             self._detached: list[int] = []
+            # With a dict, logs are held to the end of the run: its events tell of branches and calls that are gone.
+            self.kept_logs: dict[int, OperationLog] | None = None
         else:
             self._notes, self._sending, self._detached = caller._notes, caller._sending, caller._detached
+            self.kept_logs = caller.kept_logs
 
     def called(
         self, title: str, *, key: Callable[[], str], budget: session.Budget | None = None, deferred: bool = False
@@ -184,6 +187,8 @@ class Execution:
         number = self.channel.attach(log)
         with self._lock:
             self._logs[number] = log
+            if self.kept_logs is not None:
+                self.kept_logs[number] = log
         log.number = number
         if self.recording is not None:
             self.recording.add(number, log)
@@ -194,7 +199,9 @@ class Execution:
         return number
 
     def log_of(self, number: int) -> OperationLog | None:
-        """Return the log of a state, also of a called program's; None if nobody holds the state any more."""
+        """Return the log of a state, also of a called program's; None if nobody holds the log any more."""
+        if self.kept_logs is not None:
+            return self.kept_logs.get(number)
         with self._lock:
             found, called = self._logs.get(number), [one() for one in self._called]
         logs = (one.log_of(number) for one in called if one is not None)

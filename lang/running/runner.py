@@ -113,6 +113,8 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
         title=call.function.__name__,
     )
     execution.hooks = call.hooks
+    if stream:
+        execution.kept_logs = {}
     try:
         return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
     except Exception as error:
