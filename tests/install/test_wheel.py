@@ -104,7 +104,8 @@ def url(scripts: Path, tmp_path: Path) -> Iterator[str]:
 
 def test_an_installed_wheel_has_the_page(url: str) -> None:
     for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/style.css", "text/css")):
-        with urllib.request.urlopen(url + path) as response:
+        asked = urllib.request.Request(url + path, headers={"accept": "text/html,*/*;q=0.8"})
+        with urllib.request.urlopen(asked) as response:
             assert response.headers["content-type"].startswith(kind)
             assert len(response.read()) > 100
 
