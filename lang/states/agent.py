@@ -102,7 +102,7 @@ class _Waiting(Protocol):
 
 @dataclass
 class _Progress:
-    """What the turns so far have brought."""
+    """Collects the calls, the reasoning and the answer of the turns so far."""
 
     made: list[AgentCall] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)  # of each turn

@@ -1,4 +1,4 @@
-"""What an agent is given, and what it returns: tools, instructions, limits; calls and the answer."""
+"""Defines an agent: the tools, instructions and limits that it is given, the calls and the answer that it returns."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class ProgramEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 @dataclass(eq=False)
 class _Branch:
-    """What has been told of a state."""
+    """Remembers how far the events of a state have been told."""
 
     number: int
     log: OperationLog

