@@ -36,7 +36,7 @@ PACKAGES: dict[LoopGroup, str] = {
     "grammars": "ramiform.constrained",
     "drafts": "ramiform.runtime.scheduler.drafts.suffix",
 }
-COMPILING_MESSAGE = "compiling loops for this processor, once: up to a minute and a half"
+COMPILING_MESSAGE = "compiling loops for this processor, once: one to three minutes"
 
 
 def loop_modules(group: LoopGroup) -> list[str]:
