@@ -118,14 +118,19 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """Slashed names of everything a module imports, wherever in it; relative imports resolved against the root."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.replace(".", "/") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -209,7 +214,7 @@ def test_no_folder_has_too_many_modules() -> None:
 def test_a_class_name_stands_for_one_class() -> None:
     found: dict[str, list[str]] = {}
     for name, path in modules().items():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
@@ -233,7 +238,7 @@ def test_imports_inside_the_package_are_relative() -> None:
 def test_no_pickle_and_no_eval() -> None:
     for name, path in modules().items():
         assert not {"pickle", "marshal", "shelve", "dill"} & {used.split("/")[0] for used in imports(path)}, name
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec"), f"{name}:{node.lineno}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":

@@ -143,7 +143,7 @@ def decode_steps(
 
 def _decode_step(hour: Hour, engine: ForwardEngine, batch: int, keys: int) -> dict[str, Any]:
     """Run decode steps, each launched before the last one is read."""
-    num_steps, host, launched, begun = 3 if hour.dry else 60, 0.0, None, 0.0
+    num_steps, host, launched, begun = 2 if hour.dry else 60, 0.0, None, 0.0
     for number, (plan, sampling) in zip(range(num_steps + 5), decode_plans(batch, keys), strict=False):
         if number == (1 if hour.dry else 10):
             begun, host, first = time.perf_counter(), 0.0, number

@@ -18,8 +18,8 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .mix import TOLERANCE, Expected, Target, make_mix, make_writers, run_alone, run_together
 
-NUM_CASES = 60  # three of each kind
-AMPLE, QUARTER, FEW = 2048, 64, 48  # pages for everything in the mix; for about a quarter of it; for fewer
+NUM_CASES = 40  # two of each kind
+AMPLE, QUARTER, FEW = 2048, 50, 40  # pages for everything in the mix; for about a quarter of it; for fewer
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks, fcfs, lru": {
         "num_pages": QUARTER,
@@ -28,10 +28,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "order": "fcfs",
         "eviction": "lru",
     },
-    "host memory": {"num_pages": FEW, "host_kv_memory": 0.01},
-    "one plan in flight": {"num_pages": FEW, "host_kv_memory": 0.01, "overlap": "on", "speculative": "off"},
-    "one plan in flight, chunks, dfs, priority": {
-        "num_pages": QUARTER,
+    "host memory": {"num_pages": FEW, "host_kv_memory": 0.005},
+    "one plan in flight, host memory, chunks, dfs, priority": {
+        "num_pages": FEW,
+        "host_kv_memory": 0.005,
         "overlap": "on",
         "speculative": "off",
         "prefill_budget": 40,
@@ -49,7 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "guesses from a model": {
         "num_pages": FEW,
-        "host_kv_memory": 0.01,
+        "host_kv_memory": 0.005,
         "speculative": "draft",
         "speculative_draft_model": str(SHIPPED_MODEL),
         "speculative_num_draft_tokens": 12,
@@ -120,6 +120,8 @@ def test_with_a_cache_that_fills_and_is_full(mix: Expected) -> None:
 def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
     with start(**settings) as runtime, Target(runtime) as target:
         mix.check(run_together(mix.cases, target))
+        if "host_kv_memory" in settings:  # there is something to come back
+            Expected(mix.cases[:6], mix.outcomes[:6]).check(run_together(mix.cases[:6], target))
         stats = check_pages(target)
         assert stats["num_cached_tokens"] > 0
         assert stats["num_evicted_pages"] > 1.5 * stats["num_pages"]  # what is cached has to go, and what comes after
@@ -144,7 +146,7 @@ def test_with_and_without_jump_forward(mix: Expected) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("speculative", ["off", "ngram", "suffix", "draft"])
+@pytest.mark.parametrize("speculative", ["off", "suffix", "draft"])  # "ngram" gives up pages in test_kv_dtypes.py
 def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(writers: Expected, speculative: str) -> None:
     settings: dict[str, Any] = {"num_pages": 32, "speculative": speculative, "speculative_adaptive": False}
     if speculative == "draft":

@@ -93,16 +93,16 @@ def test_few_bits_are_seen_in_what_is_said(alone: Alone) -> None:
     assert max(differences) > 1000 * TOLERANCE
 
 
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "small chunks": {"prefill_budget": 24, "max_running": 8, "num_pages": 32},
-    "host memory": {"num_pages": 16, "host_kv_memory": 0.001},
-    "no cache, no jumps": {"jump_forward": False, "prefix_cache": False},
-    "guesses from the text": {"speculative": "ngram", "speculative_adaptive": False},
+SCHEDULES: dict[str, tuple[KvDtypeName, dict[str, Any]]] = {
+    "small chunks": ("fp8", {"prefill_budget": 24, "max_running": 8, "num_pages": 32}),
+    "guesses from the text": ("fp8", {"speculative": "ngram", "speculative_adaptive": False}),
+    "host memory": ("int8", {"num_pages": 16, "host_kv_memory": 0.001}),
+    "no cache, no jumps": ("int8", {"jump_forward": False, "prefix_cache": False}),
 }
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize(("alone", "settings"), SCHEDULES.values(), ids=SCHEDULES, indirect=["alone"])
 def test_together_as_alone(alone: Alone, settings: dict[str, Any]) -> None:
     settings = {"speculative": "off"} | settings
     engine = engine_of(alone.kv_dtype, **settings)
@@ -132,9 +132,7 @@ def head(_: Alone) -> DraftSource:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("alone", "make"), [("fp8", any_tree), ("fp8", head), ("int8", any_tree), ("int8", itself)], indirect=["alone"]
-)
+@pytest.mark.parametrize(("alone", "make"), [("fp8", head), ("int8", any_tree), ("int8", itself)], indirect=["alone"])
 def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource], alone: Alone) -> None:
     """The keys and values of guesses that prove right are moved as codes."""
     source = make(alone)
@@ -145,8 +143,9 @@ def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource],
     )  # 4096 pages of codes and scales, as the sources have
     engine = engine_of(alone.kv_dtype, source, **settings)
     assert engine.info.num_host_pages == 4096
-    got, stats, plans = run(EVERYONE, engine=engine, **settings)
-    check(got, alone.got, TOLERANCE)
+    everyone = EVERYONE[::2]
+    got, stats, plans = run(everyone, engine=engine, **settings)
+    check(got, {request.rid: alone.got[request.rid] for request in everyone}, TOLERANCE)
     assert any(row.parents for plan in plans for row in plan.rows)
     assert sum(stats.accepted_lengths[2:]) > 5
 

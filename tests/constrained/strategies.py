@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -12,8 +13,17 @@ SEEDS = st.integers(0, 2**32)
 
 
 def many(max_examples: int) -> settings:
-    """Return settings of a test that takes this number of examples, the same in each run, however slow they are."""
-    return settings(deadline=None, derandomize=True, max_examples=max_examples, suppress_health_check=list(HealthCheck))
+    """Return settings of a test that takes this number of examples, the same in each run, however slow they are.
+
+    HYPOTHESIS_PROFILE=explore takes ten times as many, and others in each run.
+    """
+    explores = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
+    return settings(
+        deadline=None,
+        derandomize=not explores,
+        max_examples=max_examples * (10 if explores else 1),
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def some(keywords: dict[str, st.SearchStrategy[Any]], least: int, most: int) -> st.SearchStrategy[dict[str, Any]]:

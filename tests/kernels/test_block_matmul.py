@@ -134,7 +134,7 @@ def digest(names: Iterable[str]) -> str:
         # Loops are long to compile, 8 seconds each. Each way to read codes has a level without AVX-512 and one with it:
         # codes of 2 and 8 bits by pairs, one plane, and several, by emulated products too.
         ("generic", ["Q2_K", "Q6_K", "Q8_0"]),
-        ("avx2", ["Q3_K", "Q4_1", "MXFP4"]),
+        ("avx2", ["Q3_K", "Q4_1"]),
         ("avx512", ["Q2_K", "Q8_0"]),
         ("avx512-emulated", ["Q6_K", "Q4_1"]),
     ],

@@ -148,7 +148,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(scenarios())
 def test_every_request_gets_the_tokens_it_would_get_alone(
     scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]],

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import (
@@ -23,7 +23,7 @@ from ramiform.constrained import (
     PropertyOrder,
     compile_constraint,
 )
-from ramiform.tests.constrained.strategies import shuffled
+from ramiform.tests.constrained.strategies import many, shuffled
 from ramiform.tests.constrained.walks import accepts, allowed, compiled, compiled_or_none, shared_vocabulary, text_of
 
 from .oracle_jsonschema import is_valid, judge
@@ -314,7 +314,7 @@ def walk(grammar: CompiledGrammar, rng: random.Random) -> None:
 
 
 @pytest.mark.exhaustive
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@many(8)
 @given(seed=st.integers(0, 2**32))
 def test_a_compiled_schema_loses_no_value(seed: int) -> None:
     check_random_schema(seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import (
@@ -23,6 +23,7 @@ from ramiform.constrained import (
     Vocabulary,
     compile_constraint,
 )
+from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, sample, shared_vocabulary
 
 CLOSED = SchemaOptions("closed", "digits")
@@ -248,7 +249,7 @@ def written(constraint: JsonSchema | JsonObject, seed: int) -> Any:
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=60)
+@many(40)
 @given(schema=st.one_of(_objects, _beside), seed=st.integers(0, 2**32), options=st.sampled_from([CLOSED, DIGITS]))
 def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, options: SchemaOptions) -> None:
     value = written(JsonSchema(schema, options), seed)
@@ -259,7 +260,7 @@ def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, o
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@many(40)
 @given(
     schema=st.sampled_from(
         [
@@ -447,7 +448,7 @@ def test_a_token_that_contains_a_used_name_is_not_allowed(name: str, gap: str) -
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@many(60)
 @given(
     parts=st.lists(
         st.sampled_from(

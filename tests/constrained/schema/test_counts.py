@@ -29,7 +29,7 @@ from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled,
 
 from .oracle_jsonschema import is_valid, judge
 
-MANY = many(80)
+MANY = many(40)
 LARGE = 100_000
 
 

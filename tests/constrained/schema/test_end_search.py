@@ -25,7 +25,7 @@ from .oracle_jsonschema import is_valid, judge
 LETTERS = '{}[]",:abc01.truefalsn'
 EOS = len(set(LETTERS))
 NAMES = ["a", "b", "c", "ab"]
-MANY = many(100)
+MANY = many(60)
 
 
 @cache

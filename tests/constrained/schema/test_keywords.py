@@ -9,10 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
+from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
@@ -79,7 +80,7 @@ SCHEMAS = st.recursive(st.booleans() | st.fixed_dictionaries({"type": TYPES}), s
 
 
 @pytest.mark.exhaustive
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@many(150)
 @given(schema=SCHEMAS, values=st.lists(VALUES, min_size=1, max_size=6), spaced=st.booleans())
 def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[Any], spaced: bool) -> None:
     judge = jsonschema.Draft202012Validator(schema)
@@ -90,7 +91,7 @@ def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[
         assert accepted == judge.is_valid(value), text
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@many(60)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_an_output_that_may_end_is_valid(schema: Any, seed: int) -> None:
     grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary())

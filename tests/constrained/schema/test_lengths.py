@@ -175,7 +175,7 @@ _leaf = st.one_of(
 
 @pytest.mark.exhaustive
 @given(combined(_leaf, 5))
-@many(60)
+@many(30)
 def test_short_strings_are_accepted_exactly_if_valid(part: dict[str, Any]) -> None:
     """Every text of up to seven letters; and masks on the way, which agree with steps and are never empty."""
     schema = {"allOf": [{"type": "string"}, part]}

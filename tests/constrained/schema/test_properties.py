@@ -31,7 +31,7 @@ from .oracle_jsonschema import (
 
 WHITESPACE = st.sampled_from(["compact", "bounded", "any"])
 DRAFTS = st.sampled_from(get_args(Draft))
-SLOW = many(150)
+SLOW = many(80)
 
 
 def compiled(schema: Any, whitespace: Whitespace, order: str = "any") -> CompiledGrammar | None:

@@ -23,7 +23,7 @@ from .oracle_jsonschema import is_valid, judge
 from .schemas import SCHEMAS
 from .test_end_search import ARRAYS, OBJECTS
 
-MANY = many(60)
+MANY = many(40)
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
@@ -152,7 +152,7 @@ def walk_all(schema: Any, steps: int, ends: bool = True) -> None:
 def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
     schema = {"type": "array", "uniqueItems": True, "items": ITEMS[name]}
     assert compiled(schema) is not None
-    walk_all(schema, 400)
+    walk_all(schema, 250)
 
 
 @pytest.mark.exhaustive
@@ -160,7 +160,7 @@ def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
 def test_unique_items_of_which_many_are_needed(name: str) -> None:
     schema = {"type": "array", "uniqueItems": True, **UNIQUE[name]}
     assert compiled(schema) is not None
-    walk_all(schema, 400)
+    walk_all(schema, 250)
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
+from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import accepts, compiled_or_none, shared_vocabulary
 
 PATTERNS = [*"abcdef", "^.*a", "b$", "^a*$", "^(?!a)", "ab", "^.$", "", "(?=.*c)d", "^b", r"\bc", "[^a]"]
@@ -37,7 +38,7 @@ def agrees(schema: Any, values: list[Any]) -> None:
         assert found == judge.is_valid(value), value
 
 
-@settings(max_examples=150, deadline=None)
+@many(60)
 @given(
     combined(
         st.one_of(
@@ -63,7 +64,7 @@ BOUNDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@many(60)
 @given(
     combined(BOUNDS | st.sampled_from([{"multipleOf": 5}, {"enum": [3, 2.5, 12]}, {"type": "integer", "minimum": 4}]))
 )

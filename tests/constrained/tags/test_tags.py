@@ -11,10 +11,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
+from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
 WEATHER = {
@@ -81,7 +82,7 @@ def call_grammar() -> CompiledGrammar:
     return compile_constraint(StructuralTag(CALLS), shared_vocabulary())
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@many(300)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=8))
 def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
     text = "".join(pieces)
@@ -89,7 +90,7 @@ def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True)
+@many(20)
 @given(seed=st.integers(0, 2**32), prefix=st.sampled_from(["", "x<", "<f=", "<f=a>{", "<f=ab>true", "<g>[", "é<<f"]))
 def test_masks_lead_to_valid_texts(seed: int, prefix: str) -> None:
     rng, eos_ids = random.Random(seed), shared_vocabulary().eos_ids
@@ -177,7 +178,7 @@ TEXTS = st.lists(st.sampled_from([*WORDS, '{"a":1}']), max_size=7).map("".join)
         ({"type": "regex", "pattern": "x+|no"}, "x+|no"),
     ],
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@many(80)
 @given(text=TEXTS)
 def test_formats_agree_with_an_equivalent_pattern(format: dict[str, Any], pattern: str, text: str) -> None:
     grammar = compile_constraint(format_of(**format), shared_vocabulary())

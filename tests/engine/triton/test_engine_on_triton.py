@@ -116,7 +116,7 @@ def row(index: int, ids: list[int], first: int, sample: Sample | None = None, **
 LISTED = greedy(num_top_logprobs=3, logprobs_of=(4, 7))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "mixtral"])  # its graphs: test_step_graphs.py
 def test_chunks_decode_rows_and_trees_in_one_step(model: str, checkpoints: dict[str, Path]) -> None:
     pair = Pair(checkpoints[model])
     [first, _] = pair.run([row(0, tokens(37), 0, LISTED), row(1, tokens(20, 1), 0)])
@@ -221,5 +221,5 @@ def test_keys_and_values_of_another_dtype(
         scales = settings["kv_scales"] = str(tmp_path / "scales.json")
         write_ranges(KvRanges(torch.full((2, 2), 4.0), torch.full((2, 2), 2.0), 1), Path(scales))
     pair = Pair(checkpoints["llama"], **settings)
-    [first] = pair.run([row(0, tokens(33), 0, LISTED)], tolerance=0.02)
-    pair.run([row(0, first.tokens, 33, LISTED)], tolerance=0.02)
+    [first] = pair.run([row(0, tokens(18), 0, LISTED)], tolerance=0.02)
+    pair.run([row(0, first.tokens, 18, LISTED)], tolerance=0.02)

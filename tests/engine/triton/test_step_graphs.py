@@ -368,7 +368,7 @@ def test_rows_of_graphs_read_their_window_pages(tmp_path: Path) -> None:
         Generate(
             rid=str(index),
             tokens=draw.choices(range(150), k=length),
-            sampling=SamplingParams(max_new_tokens=20, temperature=0.0, ignore_eos=True),
+            sampling=SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True),
         )
         for index, length in enumerate((50, 9))
     ]

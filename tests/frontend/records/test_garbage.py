@@ -14,7 +14,7 @@ from ramiform.tests.frontend.harness import house, run, says
 from ramiform.tests.frontend.http.transport.peers import Peer, connected
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-NUM_REQUESTS, MAX_FREED = 60, 50  # of each kind; objects
+NUM_REQUESTS, MAX_FREED = 20, 15  # of each kind; objects
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
     "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}),
@@ -42,8 +42,8 @@ def test_requests_leave_no_cycles() -> None:
         async with house(says("Hello"), http=True) as built, connected(built) as peer:
             found = {}
             for kind, request in KINDS.items():
-                for number in range(10 + NUM_REQUESTS):
-                    if number == 10:  # what the first ones leave is made once
+                for number in range(5 + NUM_REQUESTS):
+                    if number == 5:  # what the first ones leave is made once
                         gc.collect()
                         gc.disable()
                     await ask(peer, *request)

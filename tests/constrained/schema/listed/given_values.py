@@ -45,7 +45,7 @@ GIVEN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
     max_leaves=6,
 )
-MANY = many(150)
+MANY = many(80)
 
 
 def compiled(

@@ -188,7 +188,7 @@ def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> No
 
 
 @pytest.mark.exhaustive
-@many(60)
+@many(40)
 @given(seed=SEEDS, number=st.sampled_from([2, 5, 30]))
 def test_given_numbers_are_told_apart_from_others(seed: int, number: int) -> None:
     rng = random.Random(seed)
