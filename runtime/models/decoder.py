@@ -86,15 +86,7 @@ class Decoder:
         one_by_one = shard.ordered and ops.name != "triton"
         self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.parameters = parameters
-        # A packed copy: the weight itself is often the embedding too.
-        rows, head = parameters.rows, parameters.head
-        self.head: Linear = head
-        if group.stage.has_ends and isinstance(head, DenseLinear):
-            self.head = (
-                pack_linear(head)
-                if rows is None
-                else rows.head([pack_linear(part) for part in rows.parts(head.weight)])
-            )
+        self.head = _packed_head(parameters) if group.stage.has_ends else parameters.head
         if ops.deterministic:
             num_rows = ROWS_PER_PRODUCT[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
@@ -459,6 +451,16 @@ class Decoder:
             x_TC = self.ops.rms_norm(parts_TND[part].flatten(1), weight.flatten(), self.config.norm_eps)
             parts_TND[part] = x_TC.view_as(parts_TND[part])
         return torch.cat(parts_TND, dim=1)
+
+
+def _packed_head(parameters: DecoderParameters) -> Linear:
+    """Return a packed copy of the output projection: its weight itself is often the embedding too."""
+    rows, head = parameters.rows, parameters.head
+    if not isinstance(head, DenseLinear):
+        return head
+    if rows is None:
+        return pack_linear(head)
+    return rows.head([pack_linear(part) for part in rows.parts(head.weight)])
 
 
 def _mlp(

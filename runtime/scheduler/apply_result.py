@@ -37,16 +37,8 @@ def apply_result(
     sampled again.
     """
     request.num_computed += row.num_committed
-    assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
-    if result.scores:
-        request.take_scores(result.scores)
-        if any(isnan(score.logprob) for score in result.scores):
-            return None, ModelError("the model's logits of the prompt or of forced text are not finite")
-    if request.pooling is not None and row.pool_from is not None:
-        assert result.pooled is not None
-        if not np.isfinite(np.frombuffer(result.pooled, "<f4")).all():
-            return None, ModelError("the model's hidden states of the prompt are not finite")
-        request.pooling.add(result.pooled, request.num_computed)
+    if (not_finite := _take_scores_and_pooling(request, row, result)) is not None:
+        return None, not_finite
     if row.sample is None:
         return (None if request.num_uncomputed or request.is_held else prompt_answer(request)), None
     num_known = len(request.tokens)
@@ -55,8 +47,7 @@ def apply_result(
         request.record_accepted(len(result.tokens) - 1, len(row.parents))
     finish: Finish | None = None
     error: RequestError | ModelError | None = None
-    position = num_known  # of the result's next token
-    num_done = num_known - request.num_prompt  # tokens up to the last sampled one
+    position, num_done = num_known, num_known - request.num_prompt  # of the next token; up to the last sampled one
     last = len(result.tokens) - 1
     for index, token in enumerate(result.tokens):
         if position < len(request.tokens):
@@ -91,6 +82,21 @@ def apply_result(
     if request.message.logprobs is not None and (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
     return _sampled_answer(request, num_done, finish), error
+
+
+def _take_scores_and_pooling(request: Request, row: Row, result: RowResult) -> ModelError | None:
+    """Give the request what was computed of known tokens; return the error if it is not finite."""
+    assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
+    if result.scores:
+        request.take_scores(result.scores)
+        if any(isnan(score.logprob) for score in result.scores):
+            return ModelError("the model's logits of the prompt or of forced text are not finite")
+    if request.pooling is not None and row.pool_from is not None:
+        assert result.pooled is not None
+        if not np.isfinite(np.frombuffer(result.pooled, "<f4")).all():
+            return ModelError("the model's hidden states of the prompt are not finite")
+        request.pooling.add(result.pooled, request.num_computed)
+    return None
 
 
 def _not_finite(request: Request) -> ModelError:
