@@ -64,10 +64,10 @@ test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the te
 
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 
-test-fast: $(VENV)/.loops  ## while writing: two minutes; what takes seconds is left out
+test-fast: $(VENV)/.loops  ## while writing: two minutes; what starts a runtime or takes a quarter of a second is left out
 	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real" $(PYTEST_ARGS)
 
-test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: twelve minutes on two quiet cores
+test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: eight minutes on two quiet cores
 	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
@@ -88,8 +88,9 @@ test-cluster: $(VENV)/.loops $(VENV)/.dynamo  ## two replicas behind NVIDIA Dyna
 chaos: $(VENV)/.loops  ## servers under faults, at random: SECONDS=3600 SEED=1; or LIFE=FILE, which it found
 	$(BIN)/python -P tests/chaos/run.py $(if $(LIFE),--life $(LIFE) --minimise,--seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED)))
 
-fuzz: $(VENV)/.loops  ## mutated input for every parser, new in each run; SECONDS=300 for each test
+fuzz: $(VENV)/.loops  ## mutated input for every parser, new in each run; SECONDS=300 for each test; then ten times the random constraints
 	FUZZ_SECONDS=$(or $(SECONDS),300) $(PYTEST) -m fuzz --timeout 100000 $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not install and not real" --timeout 100000 $(PYTEST_ARGS) tests/constrained
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install

@@ -44,6 +44,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what asks a started runtime or a browser: the first test of a process pays for its start."""
+    for item in items:
+        if {"runtime", "browser"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Spare each later collection of garbage the walk over all tests and their modules, a million objects."""
     gc.collect()

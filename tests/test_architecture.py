@@ -154,6 +154,7 @@ def test_the_example_of_a_recipe_stands_in_each_of_its_files_and_in_no_others(re
     assert [path for path in recipe.files if path not in held] == []
 
 
+@pytest.mark.slow
 def test_the_page_sizes_are_one_number() -> None:
     """No other file gives a page a number of tokens, as a constant or as a default of a field or parameter."""
     number = re.compile(r"^_?PAGE(?:_SIZE)?(?:: \w+)? = \d|\bpage_size: int = \d", re.MULTILINE)

@@ -70,7 +70,7 @@ def test_mistakes_are_said_and_the_conversation_goes_on(url: str, tmp_path: Path
     assert len(chat.conversation.turns) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
     typed = f"/max_tokens 4\nHello \\\nagain\n/save {tmp_path / 't.json'}\n"
     done = subprocess.run(
@@ -87,6 +87,7 @@ def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
     assert saved["messages"][1]["content"] in done.stdout
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_one_line() -> None:
     done = subprocess.run(
         [RAMIFORM, "chat", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=120

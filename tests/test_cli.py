@@ -233,6 +233,7 @@ def help_of(*arguments: str) -> str:
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
 
 
+@pytest.mark.slow
 def test_settings_are_shown_in_groups() -> None:
     shown = help_of("serve", "--help")
     for group in PANELS:
@@ -289,7 +290,7 @@ def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> No
     assert done.stdout == "['--verbose', '7'] str\n", done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import ramiform\n"
@@ -327,6 +328,7 @@ def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
     assert france["source"][str(tmp_path / "script.py:4")] == "s += country"
 
 
+@pytest.mark.slow
 def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     done = subprocess.run([RAMIFORM, "trace", "x.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)

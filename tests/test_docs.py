@@ -54,12 +54,14 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_modules_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"(?:`|-P )([\w/]+\.py)\b", page.read_text("utf-8"))
     assert not [name for name in named if not any(file == name or file.endswith(f"/{name}") for file in FILES)]
 
 
+@pytest.mark.slow
 def test_the_pages_that_code_names_exist() -> None:
     """In docstrings, comments, messages and tests; a decision by its number."""
     kinds = {".py", ".sh", ".toml", ".js", ".html", ".md"}

@@ -19,6 +19,7 @@ def check(file: Path, *arguments: str, text: str | None = None, stdin: str | Non
     return CliRunner().invoke(app, ["grammar", "check", str(file), *arguments], input=stdin)
 
 
+@pytest.mark.slow
 def test_a_text_that_two_terminals_match_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "a.lark"
     result = check(file, text='start: "if" NAME | WORD\nNAME: /[a-z]+/\nWORD: /[a-z0-9]+/\n')
@@ -70,6 +71,7 @@ SCHEMA = """{
 }"""
 
 
+@pytest.mark.slow
 def test_what_is_enforced_and_what_is_not_is_listed(tmp_path: Path) -> None:
     result = check(tmp_path / "s.json", text=SCHEMA)
     lines = result.stdout.splitlines()

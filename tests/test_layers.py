@@ -189,6 +189,7 @@ def test_apis_stand_beside_each_other() -> None:
     assert [used for used in ours("runtime/offline") if is_in(used, "runtime/frontend/http")] == []
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
     """A depth-first search over all imports, those for type checkers and those inside functions included."""
     done: set[str] = set()
@@ -211,6 +212,7 @@ def test_no_folder_has_too_many_modules() -> None:
     assert sizes["constrained"] <= 8
 
 
+@pytest.mark.slow
 def test_a_class_name_stands_for_one_class() -> None:
     found: dict[str, list[str]] = {}
     for name, path in modules().items():

@@ -92,11 +92,12 @@ def test_help_loads_no_runtime(name: str) -> None:
     assert loaded([*name.split(), "--help"]) == []
 
 
+@pytest.mark.slow
 def test_the_version_loads_no_runtime() -> None:
     assert loaded(["--version"]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_commands_that_talk_to_a_running_runtime_load_none(runtime: ramiform.Runtime, url: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
@@ -106,11 +107,12 @@ def test_commands_that_talk_to_a_running_runtime_load_none(runtime: ramiform.Run
     assert loaded(["chat", "--url", url], stdin="/max_tokens 2\nHello\n") == []
 
 
+@pytest.mark.slow
 def test_making_keys_loads_no_runtime(tmp_path: Path) -> None:
     assert loaded(["keys", str(tmp_path / "keys")]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_client_needs_none_of_the_runtimes_packages(runtime: ramiform.Runtime, url: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
@@ -123,7 +125,7 @@ def test_a_client_needs_none_of_the_runtimes_packages(runtime: ramiform.Runtime,
     assert python(code, ",".join((*absent, "pydantic", "typer", "rich")), str(script), runtime.address) == "2 True\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_engine_needs_no_web_framework() -> None:
     """Its runtime does, in a process of its own."""
     code = (

@@ -82,14 +82,14 @@ def test_processes_that_start_together_share_one_cache(folder: Path) -> None:
     assert run(folder) == ("14 0", "")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_loops_of_a_read_only_folder_are_cached_in_the_users_directory(folder: Path, tmp_path: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 1", "")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 0", "")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_writable_directory_loops_work_and_a_warning_explains_it(folder: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     for environment in ({"XDG_CACHE_HOME": "/dev/null"}, {"NUMBA_CACHE_DIR": "/dev/null"}):
@@ -239,6 +239,7 @@ print(search(("[a-z]{3}x",)).scan().feed(b"abcx").text)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_loops_are_loaded_after_an_import_that_found_no_memory() -> None:
     done = subprocess.run(

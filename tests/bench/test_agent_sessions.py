@@ -72,6 +72,7 @@ def test_with_memory_for_everything_nothing_is_recomputed(recorded: Any, hints: 
     assert len(outcome.job_times) == len(recorded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [0.5, 0.7])
 def test_sessions_by_headers_recompute_as_much_as_programs(recorded: Any, pool: float) -> None:
     """Name the sessions as HTTP clients do; with their ends told, they must be worth what programs are."""
@@ -80,11 +81,13 @@ def test_sessions_by_headers_recompute_as_much_as_programs(recorded: Any, pool: 
     assert recomputed["closed"] < recomputed["headers"] <= 1.05 * recomputed["none"]
 
 
+@pytest.mark.slow
 def test_who_knows_the_trace_recomputes_least_and_who_knows_programs_less_than_who_knows_nothing(recorded: Any) -> None:
     recomputed = {policy: play(recorded, policy, 0.6).num_recomputed for policy in ("lru", "program", "clairvoyant")}
     assert 0 < recomputed["clairvoyant"] < recomputed["program"] < recomputed["lru"]
 
 
+@pytest.mark.exhaustive
 def test_leaving_out_what_programs_tell_recomputes_more_and_other_parts_something_else(recorded: Any) -> None:
     whole = play(recorded, "program", 0.6)
     left_out = {name: play(recorded, "program", 0.6, without=part).num_recomputed for name, part in PARTS.items()}
@@ -94,6 +97,7 @@ def test_leaving_out_what_programs_tell_recomputes_more_and_other_parts_somethin
     assert play(recorded, "program", 0.6, without=Part()).num_recomputed == whole.num_recomputed
 
 
+@pytest.mark.slow
 def test_no_workload_takes_longer_than_with_lru() -> None:
     rows = play_workloads(0.1, 0)
     assert len(rows) == 6
@@ -101,6 +105,7 @@ def test_no_workload_takes_longer_than_with_lru() -> None:
         assert 0 < row["program: job s"] <= 1.001 * row["lru: job s"], row
 
 
+@pytest.mark.slow
 def test_sessions_are_recognised_without_hints(recorded: Any) -> None:
     told = play(recorded, "program", 0.6, "headers").num_recomputed
     recognised = play(recorded, "program", 0.6, "none").num_recomputed

@@ -70,7 +70,7 @@ def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp
     assert "ramiform serve" in report
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_vocabulary_measures_each_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "figures.md"
     arguments = ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--engines", "native,outlines", "--repeat", "1"]
@@ -95,9 +95,9 @@ def test_hostile_connections_are_of_all_kinds(tmp_path: Path) -> None:
     run(
         "serving/hostile.py",
         "--connections",
-        "120",
+        "60",
         "--seconds",
-        "3",
+        "1",
         "--opening",
         "1",
         "--rounds",

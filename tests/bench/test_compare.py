@@ -47,6 +47,7 @@ def double(x):
     assert num_lines(source) == 10
 
 
+@pytest.mark.slow
 def test_the_relay_counts_requests_and_passes_answers_on() -> None:
     received: list[bytes] = []
 

@@ -10,6 +10,7 @@ COSTS = Costs(step=8e-3, prefill_token=40e-6, decode_row=20e-6, bandwidth=25e9)
 LOAD = Load(num_streams=4, num_bursts=2, burst_size=2, burst_seconds=0.5, prompt_tokens=2048, output_tokens=4)
 
 
+@pytest.mark.slow
 def test_apart_a_streams_slowest_step_has_no_chunk_in_it() -> None:
     apart, both = (simulate(LOAD, COSTS, apart=apart, budget=1024) for apart in (True, False))
     assert apart == simulate(LOAD, COSTS, apart=True, budget=1024)

@@ -138,6 +138,7 @@ def test_the_judge_tells_what_is_valid(schema: Any, text: str, expected: str) ->
     assert verdict(schema, text) == expected
 
 
+@pytest.mark.exhaustive
 def test_jumps_save_forwards_and_write_the_same_where_there_is_one_choice() -> None:
     bench = Bench(None)
     [choices] = [task for task in tasks() if task.name == "three long choices"]
@@ -147,6 +148,7 @@ def test_jumps_save_forwards_and_write_the_same_where_there_is_one_choice() -> N
     assert row["forced %"] > 50
 
 
+@pytest.mark.slow
 def test_masks_are_timed_at_every_place_of_a_valid_object() -> None:
     text = json.dumps(OBJECT)
     assert verdict(PERSON, text) == "valid"

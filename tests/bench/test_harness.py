@@ -20,6 +20,7 @@ def worker(factor):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_answers_with_each_checkout(tmp_path: Path) -> None:
     script, wrapper, other = tmp_path / "script.py", tmp_path / "python", tmp_path / "other/ramiform"
     script.write_text(WORKER)
@@ -33,6 +34,7 @@ def test_a_worker_answers_with_each_checkout(tmp_path: Path) -> None:
     assert [Path(file).parent == other for _, file in answers] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_is_an_error(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def worker():\n    raise SystemExit(1)\n")

@@ -42,6 +42,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+@pytest.mark.slow
 @given(st.lists(asked, max_size=5))
 def test_no_order_hits_more_than_the_optimum(requests: list[Asked]) -> None:
     def hits(order: Sequence[Asked]) -> int:
@@ -93,6 +94,7 @@ def tiny(seed: int) -> list[Workload]:
     return make_workloads(range(1000), size=0.1, length=0.3, seed=seed)
 
 
+@pytest.mark.slow
 def test_no_cache_beats_the_bounds_and_a_large_one_comes_close() -> None:
     for workload in tiny(0):
         ample = simulate(workload, CoreConfig(), 4096)

@@ -41,7 +41,7 @@ def test_the_gguf_file_holds_the_weights_of_the_checkpoint(folder: Path) -> None
             assert torch.equal(numbers, weights.get_tensor(ours).float()), ours
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_id_of_the_vocabulary_has_a_text(folder: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 32768

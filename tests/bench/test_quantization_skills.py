@@ -13,6 +13,7 @@ from ramiform.bench.quantisation.skills import change, skill_rows
 pairs = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 
 
+@pytest.mark.slow
 @given(pairs)
 def test_a_change_is_the_mean_of_the_differences_with_its_error(answers: list[tuple[bool, bool]]) -> None:
     dense, other = map(list, zip(*answers, strict=True))

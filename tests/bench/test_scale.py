@@ -15,6 +15,7 @@ def rows_of(report: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines[2:]]
 
 
+@pytest.mark.exhaustive
 def test_a_router_that_knows_more_caches_more() -> None:
     shown = run(
         "scheduling/scale.py", "route", "--replicas", "2", "--per-replica", "12", "--seeds", "1", "--pages", "800"

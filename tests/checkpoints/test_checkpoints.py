@@ -79,6 +79,7 @@ def weights(model: Decoder) -> dict[str, torch.Tensor]:
     return found | {"lm_head": model.parameters.dense_head()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
 @torch.inference_mode()
 def test_what_tools_write_is_read_as_they_read_it(name: str, tmp_path: Path) -> None:

@@ -324,6 +324,7 @@ def test_settings_that_transformers_models_do_not_know_are_refused(settings: dic
         build_engine(config, SHIPPED_MODEL)
 
 
+@pytest.mark.slow
 def test_a_draft_head_is_refused_for_a_model_through_transformers() -> None:
     config = CoreConfig(device="cpu", dtype="float32", num_pages=8, model_impl="transformers", speculative="eagle")
     engine = build_engine(config, SHIPPED_MODEL)
@@ -385,6 +386,7 @@ def class_name(kind: str) -> str:
     return names.get(config.model_type, f"{kind}ForCausalLM")
 
 
+@pytest.mark.slow
 def test_the_page_lists_what_runs_and_what_is_refused() -> None:
     native, multimodal, through, refused = tables()
     assert native.keys() | multimodal.keys() == FAMILIES.keys()
@@ -394,6 +396,7 @@ def test_the_page_lists_what_runs_and_what_is_refused() -> None:
     assert len(native) + len(through) + len(refused) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NATIVE)
 def test_the_page_says_which_families_have_the_compiled_step(kind: str, checkpoints: Any) -> None:
     model = load_model(checkpoints(kind)[1], device=torch.device("cpu"), dtype=torch.float32)

@@ -47,7 +47,7 @@ def continued(request: Generate, got: Got, after: int) -> tuple[Generate, Got]:
     return changed, Got(got.ids[after:], got.logprobs[after:], finish=got.finish)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "shape",
     [pytest.param(SHAPES[name], marks=[] if name == "off" else pytest.mark.exhaustive) for name in SHAPES],

@@ -103,6 +103,7 @@ def test_gguf_files(name: str, kind: str, tmp_path: Path) -> None:
     assert difference(on_two(path), alone) < 0.02
 
 
+@pytest.mark.slow
 def test_groups_that_ranks_would_cut_are_computed_as_dense_ones(tmp_path: Path) -> None:
     config = transformers.Qwen2Config(**SIZES | {"intermediate_size": 96})
     torch.manual_seed(0)

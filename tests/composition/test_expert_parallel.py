@@ -82,6 +82,7 @@ def test_quantised_experts_stay_whole(checkpoint: Callable[[str], Path]) -> None
         assert ((mine - whole).norm() / whole.norm()).item() < 0.03
 
 
+@pytest.mark.slow
 def test_experts_of_a_gguf_file_in_mxfp4(tmp_path: Path) -> None:
     kind = pytest.importorskip("gguf").GGMLQuantizationType.MXFP4
     from ramiform.tests.models.gguf_files import write_gguf

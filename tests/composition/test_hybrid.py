@@ -119,6 +119,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_turns_of_a_conversation_get_transformers_tokens(shape: dict[str, Any], model: Model) -> None:
     requests, wanted = conversation(model)
@@ -195,6 +196,7 @@ def test_turns_with_other_kinds_of_layers_get_transformers_tokens(name: str, sha
 BITS = {"Qwen3-Next": ("Qwen3Next", FIELDS), **OTHERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BITS)
 def test_deterministic_answers_have_the_bits_of_requests_alone(name: str, tmp_path: Path) -> None:
     """In batches and chunks, after cached prefixes, with guesses."""
@@ -287,6 +289,7 @@ def test_whatever_a_request_asks_for_is_the_same(
     assert (stats.num_accepted_tokens > 0) == ("speculative" in shape)
 
 
+@pytest.mark.exhaustive
 def test_samples_of_a_prompt_compute_it_once(model: Model, alone: dict[str, Got]) -> None:
     together, one_by_one = run_all(model, samples(), stagger=0), run_all(model, samples())
     for got, _ in (together, one_by_one):
@@ -298,7 +301,7 @@ def test_samples_of_a_prompt_compute_it_once(model: Model, alone: dict[str, Got]
     assert (one_by_one[1].num_cached_tokens, one_by_one[1].num_replayed_tokens) == (80 + 2 * 82, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retracted_requests_go_on_from_their_states(model: Model) -> None:
     requests = crowding_requests()[::2]
     got, stats = run_all(model, requests, num_pages=20)

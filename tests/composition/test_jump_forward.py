@@ -125,6 +125,7 @@ def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
     assert found[2] == found[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chunks", ["whole", "cut"])
 def test_forced_tokens_have_the_log_probabilities_of_a_prompt(request: pytest.FixtureRequest, chunks: str) -> None:
     runtime = request.getfixturevalue({"whole": "runtime", "cut": "cramped"}[chunks])

@@ -10,6 +10,7 @@ it. In float64 no code moves, and everything is compared as closely as without q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,14 +72,18 @@ def engine_of(kv_dtype: str, source: DraftSource | None = None, **settings: Any)
     return make_engine(CoreConfig(**config), source)
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def alone(request: pytest.FixtureRequest, wide: None) -> Alone:
-    """Outputs of each request by itself, on a fresh engine."""
+@cache  # pytest would make a fixture anew for each test that names its parameter
+def outputs_alone(kv_dtype: KvDtypeName) -> Alone:
+    """Return the outputs of each request by itself, on a fresh engine."""
     torch.set_num_threads(1)
-    engine = engine_of(request.param)
+    engine = engine_of(kv_dtype)
     settings: dict[str, Any] = {"speculative": "off", "prefix_cache": False}
-    got = {one.rid: run([one], engine=engine, **settings)[0][one.rid] for one in EVERYONE}
-    return Alone(request.param, got)
+    return Alone(kv_dtype, {one.rid: run([one], engine=engine, **settings)[0][one.rid] for one in EVERYONE})
+
+
+@pytest.fixture(params=NAMES)
+def alone(request: pytest.FixtureRequest, wide: None) -> Alone:
+    return outputs_alone(request.param)
 
 
 @pytest.mark.exhaustive

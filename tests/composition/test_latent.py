@@ -76,7 +76,7 @@ def test_draft_trees_change_nothing(path: Path) -> None:
     check_draft_trees(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retracted_requests_get_the_same_tokens(path: Path) -> None:
     check_retraction(path)
 

@@ -135,6 +135,7 @@ def completion(client: httpx.Client, model: str, prompt: str, **fields: Any) -> 
     return found
 
 
+@pytest.mark.exhaustive
 def test_adapters_and_the_base_in_shared_steps_give_the_tokens_of_merged_weights(
     served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
 ) -> None:
@@ -168,6 +169,7 @@ def test_under_other_settings(
             assert server_info(runtime)["num_retractions"] > 0
 
 
+@pytest.mark.slow
 def test_an_adapter_is_a_model_beside_its_base(
     client: httpx.Client, served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
 ) -> None:
@@ -188,6 +190,7 @@ def test_an_adapter_is_a_model_beside_its_base(
     assert "no LoRA adapter 'none'" in refused.text
 
 
+@pytest.mark.slow
 def test_every_dialect_answers_with_the_adapter_that_is_its_model(
     client: httpx.Client, served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
 ) -> None:
@@ -242,6 +245,7 @@ def test_responses_on_one_socket_name_their_own_models(client: httpx.Client, ser
     assert answers[0] == answers[2] != answers[1]
 
 
+@pytest.mark.exhaustive
 def test_adapters_come_and_go_while_requests_run(
     client: httpx.Client, adapters: dict[str, Path], tmp_path: Path
 ) -> None:

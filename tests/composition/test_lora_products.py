@@ -67,6 +67,7 @@ def of_judge(path: Path) -> torch.Tensor:
         return judge(torch.tensor([TOKENS])).logits[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["compiled", "reference"])
 @pytest.mark.parametrize("name", MODELS)
 def test_four_adapters_and_the_base_in_one_step_equal_merged_weights(

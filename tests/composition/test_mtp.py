@@ -95,7 +95,7 @@ def test_retracted_requests_get_the_same_tokens(checkpoints: Checkpoints) -> Non
     check(got, run(requests, engine=plain, **own)[0], tolerance=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deterministic_logprobs_keep_their_bits(checkpoints: Checkpoints) -> None:
     requests, shape = REQUESTS[:5], {"deterministic": True}
     plain, own = engine_of(checkpoints["deepseek"], speculative="off", prefix_cache=False, **shape)

@@ -66,6 +66,7 @@ def expected(naive: NaiveMtp, tokens: list[int], want: DraftSpec = WANT) -> tupl
     return found, pytest.approx(list(accumulate(best)), abs=2e-3)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_guesses_are_those_of_the_naive_model(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     naive, path = model
@@ -133,6 +134,7 @@ def test_a_head_of_the_layer_s_own_gives_its_logits(deepseek: Model, tmp_path: P
         naive.model.lm_head = model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_layers_of_an_fp8_checkpoint_guess_as_their_dequantised_weights(is_dense: bool, tmp_path: Path) -> None:
     """Those that are stored dense are read so, under whatever name the list of unconverted modules has them."""

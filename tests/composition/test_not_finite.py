@@ -110,6 +110,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_only_the_requests_whose_logits_are_no_numbers_fail(
     checkpoint: Path, expected: dict[str, Got], shape: dict[str, Any]
@@ -142,6 +143,7 @@ def generate(client: httpx.Client, tokens: Sequence[int], **fields: Any) -> http
     return client.post("/generate", json={"input_ids": list(tokens), "sampling_params": sampling, **fields})
 
 
+@pytest.mark.exhaustive
 def test_over_http_the_answer_is_an_internal_error_with_a_code(client: httpx.Client) -> None:
     answer = generate(client, [*PREFIX, BAD, 5])
     assert answer.status_code == 500
@@ -156,6 +158,7 @@ def test_a_stream_ends_with_the_error(client: httpx.Client) -> None:
     assert errors == ["not_finite"]
 
 
+@pytest.mark.slow
 def test_scores_and_embeddings_that_are_no_numbers_fail_too(client: httpx.Client) -> None:
     scored = generate(client, [*PREFIX, BAD, 5, 6], return_logprob=True, logprob_start_len=1)
     assert (scored.status_code, scored.json()["error"]["code"]) == (500, "not_finite")

@@ -55,7 +55,7 @@ def test_outputs_stay_as_they_are(expected: dict[str, Got], shape: str, stagger:
         assert stats.num_evicted_pages + stats.num_demoted_pages > 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_jump_forward_every_token_of_a_grammar_is_sampled() -> None:
     constrained = [request for request in REQUESTS if request.sampling.constraint is not None]
     settings = {"speculative": "off", "jump_forward": False}
@@ -75,7 +75,7 @@ def test_with_eight_bit_keys_it_is_the_same_model(expected: dict[str, Got]) -> N
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whoever_has_to_give_up_its_place_gets_the_same_tokens_in_the_end() -> None:
     requests = crowding_requests()
     got, stats, plans = run(requests, num_pages=40, **AHEAD)
@@ -84,6 +84,7 @@ def test_whoever_has_to_give_up_its_place_gets_the_same_tokens_in_the_end() -> N
     check(got, run(requests, num_pages=512, speculative="off")[0])
 
 
+@pytest.mark.slow
 def test_samples_of_one_prompt_share_it_and_differ_by_their_seeds_alone() -> None:
     tokens = TOKENIZER.encode(TEXTS[0] + " " + " ".join(TEXTS[1:]), add_bos=True)
     params: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
@@ -112,7 +113,7 @@ def test_branches_and_turns_go_on_from_what_was_said(expected: dict[str, Got]) -
     assert stats.num_cached_tokens > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_that_are_aborted_in_flight_harm_no_other(expected: dict[str, Got], seed: int) -> None:
     draw = random.Random(seed)

@@ -105,6 +105,7 @@ def test_quantised_keys_and_values_have_the_scales_of_their_own_layers_and_heads
     check(got, run(FEW[:6], **settings)[0], tolerance=0.1)  # a product of other rows may move a number to the next code
 
 
+@pytest.mark.exhaustive
 def test_stages_measure_the_statistics_of_one_rank() -> None:
     """They compute the text in parts, of which only the first begins with the tokens that are left out."""
     settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_pages": 64, "speculative": "off"}
@@ -120,6 +121,7 @@ def test_stages_measure_the_statistics_of_one_rank() -> None:
         torch.testing.assert_close(ours.factor_KD, theirs.factor_KD, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_all_stages_have_the_pages_that_the_largest_has_memory_for() -> None:
     """With six layers, the first of four stages has one and the second two; a page of the second is a third of all."""
     settings = {"device": "cpu", "dtype": "float32", "kv_memory": 0.01, "context_length": 64}

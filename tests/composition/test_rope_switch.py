@@ -112,6 +112,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_tokens_equal_the_judges_on_both_sides_of_the_original_context(
     name: str, shape: str, checkpoint: Callable[[str], Path]

@@ -66,6 +66,6 @@ def test_retracted_requests_get_the_same_tokens(path: Path) -> None:
     check_retraction(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deterministic_bits_do_not_depend_on_batch_cache_drafts_or_ranks(path: Path) -> None:
     check_deterministic(path, 2)

@@ -244,6 +244,7 @@ TEXT_SOURCES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("source", "shape"), TEXT_SOURCES.items(), ids=TEXT_SOURCES)
 def test_guesses_from_texts(expected: dict[str, Got], source: str, shape: dict[str, Any]) -> None:
     got, stats, _ = run(REQUESTS, speculative=source, speculative_adaptive=False, **shape)
@@ -282,7 +283,7 @@ def test_deterministic_outputs_keep_their_bits_with_suffix_chains(overlap: str) 
     assert stats.num_accepted_tokens > 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[str, Got]) -> None:
     """Its memory follows prefixes that are shared, copied, evicted and brought back: a wrong key would show."""
     model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
@@ -324,7 +325,7 @@ class FeatureRecorder:
         """Copy nothing."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_medusa_heads_that_know_a_text_are_right_about_it_and_harm_no_other(expected: dict[str, Got]) -> None:
     model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     sampling = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)

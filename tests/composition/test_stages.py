@@ -194,6 +194,7 @@ def test_more_stages_than_layers_are_refused(checkpoint: Callable[[str], Path]) 
     assert caught.value.param == "pp"
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_micro_batches_are_the_step_in_order(data: st.DataObject) -> None:

@@ -92,16 +92,19 @@ def begin(constraint: Any) -> None:
             assert matcher.accept(int(allowed[len(allowed) // 2]))
 
 
+@pytest.mark.slow
 @fuzz(mutated_json(SCHEMAS) | mutated_text([json.dumps(schema) for schema in SCHEMAS]))
 def test_any_schema_is_compiled_or_refused(schema: Any) -> None:
     begin(JsonSchema(schema if isinstance(schema, str) else json.dumps(schema)))
 
 
+@pytest.mark.slow
 @fuzz(mutated_text(PATTERNS))
 def test_any_pattern_is_compiled_or_refused(pattern: str) -> None:
     begin(Regex(pattern))
 
 
+@pytest.mark.slow
 @fuzz(st.tuples(st.just("lark"), mutated_text(LARK)) | st.tuples(st.just("gbnf"), mutated_text(GBNF)))
 def test_any_grammar_is_compiled_or_refused(grammar: tuple[Any, str]) -> None:
     syntax, text = grammar

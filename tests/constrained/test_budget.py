@@ -113,12 +113,14 @@ def test_the_charge_does_not_depend_on_the_caches(
                     compile_constraint(constraint, byte_vocabulary())
 
 
+@pytest.mark.exhaustive
 def test_many_patterns_share_one_limit() -> None:
     patterns = [{"pattern": f"(?:a|b)*a(?:a|b){{12}}{number}"} for number in range(200)]
     with pytest.raises(GrammarError, match=f"more than {budgets.COMPILATION_STEPS:,} steps"):
         compile_constraint(JsonSchema({"items": {"anyOf": patterns}}), byte_vocabulary())
 
 
+@pytest.mark.exhaustive
 def test_small_patterns_are_charged_though_their_automata_are_left_to_the_first_use() -> None:
     schema = {"$defs": {str(n): {"pattern": f"^{n}$"} for n in range(budgets.COMPILATION_STEPS // EACH_PATTERN + 1)}}
     with pytest.raises(GrammarError, match=f"more than {budgets.COMPILATION_STEPS:,} steps"):
@@ -199,6 +201,7 @@ def test_results_of_all_functions_share_a_bound_in_bytes(monkeypatch: pytest.Mon
         piece.cache_clear()
 
 
+@pytest.mark.slow
 def test_an_automaton_is_freed_with_what_is_known_of_its_states() -> None:
     dfa = string_dfas.regex_dfa("[a-c]{1,3}")
     string_dfas.looping_states(dfa)

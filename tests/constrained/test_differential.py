@@ -113,6 +113,7 @@ def test_a_simple_schema_in_its_order_is_masked_as_llguidance_does(
             judge.walk(grammar, judged, rng, num_tokens=60)
 
 
+@pytest.mark.slow
 @given(low=st.integers(-300, 300), width=st.integers(0, 1500), seed=st.integers(0, 2**32))
 @many(40)
 def test_integers_between_bounds_are_masked_as_llguidance_does(low: int, width: int, seed: int) -> None:
@@ -161,6 +162,7 @@ LOOKING = st.recursive(
 SHORT = ["".join(text) for length in range(5) for text in itertools.product("ab1 \n", repeat=length)]
 
 
+@pytest.mark.slow
 @given(pattern=LOOKING)
 @many(40)
 def test_a_regular_expression_accepts_the_short_texts_that_re_does(pattern: str) -> None:

@@ -111,7 +111,7 @@ def test_masks_do_not_depend_on_the_seed_of_hashes(name: str, digests: list[dict
     assert first[name] == second[name]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_ways_see_the_order_of_names(digests: list[dict[str, list[str]]]) -> None:
     for name in ("properties of several schemas", "names that forbid each other"):
         assert len(set(digests[0][name])) == 2

@@ -71,6 +71,7 @@ def test_one_job_is_at_work_at_a_time_and_those_of_a_line_in_order(turns: Turns)
     assert ended == {line: [number for number in range(200) if lines[number] == line] for line in set(lines)}
 
 
+@pytest.mark.slow
 def test_a_short_job_passes_long_ones(turns: Turns) -> None:
     go, ended = held_up(turns), []
     long = [turns.submit(number, lambda: work(500)) for number in range(40)]
@@ -208,6 +209,7 @@ def walk(grammar: Any, prepare: Callable[[Callable[[], None]], None]) -> list[by
     return masks
 
 
+@pytest.mark.exhaustive
 def test_grammars_that_give_way_at_every_step_are_those_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a job holds while others are at work, none waits for it; nor do they share what is half made."""
     constraints = [hostile(number) for number in range(15)]

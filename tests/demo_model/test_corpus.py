@@ -62,6 +62,7 @@ def test_a_question_has_one_answer():
             assert answers.setdefault(question, fact.answer) == fact.answer
 
 
+@pytest.mark.slow
 def test_training_never_uses_held_out_names_numbers_or_wordings():
     training, held_out = Draw(1), Draw(2, held_out=True)
     assert not {training.person() for _ in range(2000)} & {held_out.person() for _ in range(2000)}

@@ -43,6 +43,7 @@ def test_a_grown_model_has_the_same_logits(layers: int, mlp: int) -> None:
     assert before.std() > 0.5  # logits that say something
 
 
+@pytest.mark.slow
 def test_the_shipped_model_grows_to_thirty_million_parameters_with_the_same_logits(shipped) -> None:
     model = transformers.LlamaForCausalLM.from_pretrained(shipped, dtype=torch.float32).eval()
     larger = grown(model, 24, 1344, seed=3).eval()

@@ -64,6 +64,7 @@ def generate(engine: ForwardEngine, prompts: list[list[int]], steps: int) -> lis
     return [s[-steps:] for s in sequences]
 
 
+@pytest.mark.slow
 def test_a_batch_of_mixed_rows_generates_what_transformers_does(engine: ForwardEngine, checkpoint: Path) -> None:
     judge = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     batch = prompts(20)
@@ -306,6 +307,7 @@ def test_an_unknown_model_is_named() -> None:
         build_engine(CoreConfig(device="cpu"), Path("/no/such/model"))
 
 
+@pytest.mark.exhaustive
 def test_the_draft_source_s_memory_comes_out_of_kv_memory() -> None:
     """Pages of the model and of its draft source take together the memory that the setting gives."""
     for name, settings in (("eagle", {}), ("draft", {"speculative_draft_model": str(SHIPPED_MODEL)})):

@@ -110,6 +110,7 @@ def with_graphs(engine: ForwardEngine, group: Group, capture: Callable[[Forward]
     return ForwardEngine(EngineParts(model, pool, group, graphs=graphs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2), (2, 2)], ids=["tp 2", "pp 2", "tp 2 pp 2"])
 def test_ranks_replay_what_one_computes(checkpoint: Path, size: int, stages: int) -> None:
     ranks, captures = groups(checkpoint, size, stages=stages), [CountedReplays() for _ in range(size * stages)]

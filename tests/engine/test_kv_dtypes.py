@@ -106,6 +106,7 @@ def test_the_compiled_step_computes_what_plain_torch_does(kv_dtype: KvDtypeName,
     assert (mine == theirs).double().mean() > 0.95
 
 
+@pytest.mark.slow
 def test_layers_of_transformers_keep_the_row_of_position_0_alone() -> None:
     """How they rotate is not known here."""
     settings = {"model_impl": "transformers", "num_pages": 16}

@@ -108,6 +108,7 @@ def test_the_limit_of_a_control_group_bounds_the_available_memory(
     assert available_memory() == 3 << 20
 
 
+@pytest.mark.slow
 def test_the_largest_step_and_the_largest_graphs_are_measured(
     engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

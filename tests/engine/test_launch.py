@@ -176,6 +176,7 @@ def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Forwar
     return build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=60, kernels="reference"), checkpoint)
 
 
+@pytest.mark.slow
 def test_launching_and_sampling_read_nothing_back_from_the_device(without_numbers: ForwardEngine) -> None:
     """Draws are left out: on a CUDA device they are a kernel, with a test of its own."""
     engine = without_numbers

@@ -328,6 +328,7 @@ def only(engine: ForwardEngine, *kinds: type[EnginePath]) -> ForwardEngine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captures", [None, (), CAPTURES], ids=["no source", "source", "features"])
 @pytest.mark.parametrize("kind", [KeptArrays, CompiledStep])
 def test_paths_of_a_cpu_equal_the_general_one(
@@ -351,7 +352,7 @@ def test_paths_of_a_cpu_equal_the_general_one(
         assert [tokens for tokens, _ in ours_source.steps] == [tokens for tokens, _ in wanted.steps]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_graphs_equal_the_general_path(checkpoint: Path, adapter: Path) -> None:
     ours = with_graphs(make_engine(checkpoint, adapter, None, "reference"), SINGLE_RANK, CountedReplays())
     judge = only(make_engine(checkpoint, adapter, None, "reference"), General)
@@ -360,7 +361,7 @@ def test_graphs_equal_the_general_path(checkpoint: Path, adapter: Path) -> None:
     assert GraphReplay.computes <= met
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stages_equal_the_general_path_of_one_rank(checkpoint: Path, adapter: Path) -> None:
     ranks = groups(checkpoint, 1, stages=2)
     config = CoreConfig(device="cpu", dtype="float32", num_pages=40, kernels="reference")
@@ -388,6 +389,7 @@ def test_stages_equal_the_general_path_of_one_rank(checkpoint: Path, adapter: Pa
     walk(Ranks(), only(make_engine(checkpoint, adapter, None, "reference"), General), General)
 
 
+@pytest.mark.slow
 def test_another_path_is_one_file_and_one_line(
     checkpoint: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

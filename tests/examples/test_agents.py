@@ -46,7 +46,7 @@ def run_example(runtime: ramiform.Runtime, name: str, *arguments: str, typed: st
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
@@ -62,7 +62,7 @@ def test_react_uses_its_tools_and_answers(runtime: ramiform.Runtime, arguments: 
     assert re.search(r"\d+ tokens in \d+ calls, \d+ of \d+ prompt tokens from the cache, \d+ tok/s", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_extract_fills_typed_records_with_what_the_texts_say(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "extract.py")
     records, again = (
@@ -91,14 +91,14 @@ def test_searches_find_what_a_single_sample_misses(runtime: ramiform.Runtime) ->
     assert any(counted != "9 of 9" for *_, counted in table), "votes that could not change the result are not awaited"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_early_tools_change_no_answer(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "early_tools.py").splitlines()
     assert printed[0].startswith("Oslo: It is set to Oslo, with 4 degrees.")
     assert printed[-1].startswith("7 calls for 8 questions")  # the second question about Oslo makes no call
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_agent_answers_a_chat_with_the_tools_that_it_needs(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "agent.py")
     assert printed[printed.index("What is the weather in Oslo? get") :].splitlines() == [
@@ -251,6 +251,7 @@ def test_multi_turn_chat_talks_with_whoever_types(runtime: ramiform.Runtime, end
     assert "model: Your name is Tom." in printed
 
 
+@pytest.mark.exhaustive
 def test_rag_finds_the_text_that_holds_the_answer(runtime: ramiform.Runtime) -> None:
     assert [row[1:3] for row in rows(run_example(runtime, "rag.py"))] == [
         ["Sofia Quinn", "velburg.txt"],
@@ -294,7 +295,7 @@ def test_evaluation_tells_the_better_prompt(runtime: ramiform.Runtime) -> None:
     assert printed[-1].startswith("right: 1.000 against 0.000, difference +1.000")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_evaluation_is_a_file_for_the_eval_command(runtime: ramiform.Runtime, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     file = ROOT / "examples/agents/evaluation.py"
@@ -316,7 +317,7 @@ def test_optimisation_raises_the_score_on_held_out_sentences(runtime: ramiform.R
     assert [f"{one['text']} -> {one['topic']}" for one in saved["arguments"]["demonstrations"]] == shown
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fifty_users_of_the_service_get_their_own_answers(runtime: ramiform.Runtime) -> None:
     with served(runtime, "service.py") as url, httpx.Client(base_url=url, timeout=120) as client:
         names = [f"{first} {last}" for first in ("Ada", "Mia", "Tom", "Nina", "Leo") for last in LAST_NAMES]
@@ -341,7 +342,7 @@ def wait_until_idle(runtime: ramiform.Runtime) -> int:
     raise AssertionError(info)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_user_of_the_service_who_hangs_up_ends_the_story(runtime: ramiform.Runtime) -> None:
     before = ramiform.get_server_info(runtime)["num_output_tokens"]
     with served(runtime, "service.py") as url:

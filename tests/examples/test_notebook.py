@@ -62,7 +62,7 @@ def names() -> Iterator[dict[str, Any]]:
     ramiform.set_default_backend(None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_cells_run_and_show_what_the_model_did(names: dict[str, Any]) -> None:
     shown = {cell.splitlines()[-1]: run(cell, names) for cell in CODE}
     state = Page(shown["s"][1]).text

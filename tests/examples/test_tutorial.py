@@ -46,7 +46,7 @@ def test_a_snippet_alone_prints_what_the_text_says(
     assert without_line_ends(run(code, {"__name__": "__main__"})) == without_line_ends(says)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("backend")
 def test_all_snippets_run_in_order_in_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the snippets one after another in one process, as a reader types them."""

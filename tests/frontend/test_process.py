@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
+
 from ramiform.runtime.frontend.process import begin_collections
 
 
+@pytest.mark.exhaustive
 def test_what_thousands_of_connections_hold_is_walked_once_at_most() -> None:
     """A full collection walks all of it while no token is sent."""
     thresholds = gc.get_threshold()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def common(a: list[int], b: list[int], block: int) -> int:
     return pages // block
 
 
+@pytest.mark.slow
 @given(tables=TABLES, block=st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_prefixes_are_those_of_all_pairs(tables: list[list[int]], block: int) -> None:
@@ -74,6 +76,7 @@ def test_a_prefix_that_saves_less_than_it_costs_is_left_out() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(
     tables=st.lists(st.lists(st.integers(0, 1), min_size=40, max_size=90), min_size=1, max_size=12),
     tokens=st.lists(st.integers(1, PIECE_TOKENS), min_size=12, max_size=12),

@@ -243,6 +243,7 @@ def test_any_mix_of_rows_equals_softmax_and_each_row_alone(
     memory.check(rows, heads[1], window=window, cap=cap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [2, 16, 80, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 8, 33])
 def test_head_sizes_and_groups(head_dim: int, group: int) -> None:

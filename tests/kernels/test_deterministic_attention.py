@@ -63,6 +63,7 @@ def check_paths(ops: Ops, rows: list[tuple[int, int, list[int]]], window: int | 
     assert torch.equal(together, torch.cat(alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("topk", [1, 2, 4])
 @pytest.mark.parametrize("first", [0, 58, 61, 63, 64, 124, 127])

@@ -108,6 +108,7 @@ def test_sums_of_floats_stay_in_registers(instructions: Instructions, cpu: str, 
     assert len(stores) <= 1, "no sums go to memory; of AVX2's 16 registers, a vector of weights may"
 
 
+@pytest.mark.slow
 def test_bytes_are_multiplied_in_pairs_by_avx2() -> None:
     assert count("vpmaddubsw", assembly(AVX2, "int8", 4, "haswell", X86)) >= 16
     assert count("vpmaddubsw", assembly(AVX512, "int8", 4, "skylake-avx512", X86)) >= 32
@@ -115,6 +116,7 @@ def test_bytes_are_multiplied_in_pairs_by_avx2() -> None:
     assert count("vpmaddubsw", text) >= 8 * count("vpmaddwd", text) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int8_groups", "int4"])
 def test_code_is_made_for_other_processors(weights: str) -> None:
     assert "mulps" in assembly(GENERIC, weights, 4, "x86-64", X86)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from ramiform.kernels import PenaltyTensors, apply_penalties, apply_token_bitmask
 
 
+@pytest.mark.slow
 @given(vocab=st.integers(1, 100), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_bitmask_leaves_exactly_the_tokens_whose_bits_are_set(vocab: int, data: st.DataObject) -> None:

@@ -28,7 +28,7 @@ def naive(q_HD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, scale: f
     return torch.stack(out)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=6),
     kv_heads=st.integers(1, 3),

@@ -42,7 +42,7 @@ def attend(q_THD: torch.Tensor, spans: list[RowSpan], kv: KvCache, window: int |
     return paged_attention(q_THD, kv, layout, scale=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(
     rows=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6), trees()), min_size=1, max_size=5),
     window=st.none() | st.integers(1, 40),
@@ -80,6 +80,7 @@ def test_a_node_sees_what_it_would_see_at_the_end_of_its_path(
     torch.testing.assert_close(loops.attend(torch.cat(queries), kv, 0.3), torch.cat(want), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @given(forest=st.lists(trees(), min_size=1, max_size=5), seed=st.integers(0, 1 << 20))
 @settings(max_examples=100, deadline=None)
 def test_the_walk_and_the_copies_equal_those_made_one_by_one(forest: list[list[int]], seed: int) -> None:

@@ -47,6 +47,7 @@ def header(checkpoint: bytes) -> str:
     return program
 
 
+@pytest.mark.slow
 @fuzz(
     st.deferred(lambda: mutated_json([json.loads(written()[0])]).map(dump) | mutated_bytes([written()[0]])), examples=60
 )

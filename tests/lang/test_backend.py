@@ -88,6 +88,7 @@ def test_the_server_s_facts_and_its_cache(frontend: Any) -> None:
         ramiform.flush_cache()
 
 
+@pytest.mark.slow
 def test_importing_is_light() -> None:
     """The client needs no torch and no web server; the language alone not even a socket."""
     code = (
@@ -108,6 +109,7 @@ def test_every_public_name_is_there() -> None:
         ramiform.nope  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_closing_anything_ends(frontend: Any) -> None:
     from ramiform.runtime.protocol import session
 

@@ -180,6 +180,7 @@ def test_the_tokens_of_the_run_bound_its_calls(outer: Any) -> None:
     assert outer.run(backend=Scripted(answer), max_total_tokens=own + 8).ret_value == WORDS
 
 
+@pytest.mark.slow
 @each_kind
 def test_the_timeout_of_the_run_bounds_its_calls(outer: Any) -> None:
     backend = Slow()

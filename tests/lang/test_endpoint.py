@@ -101,6 +101,7 @@ def test_a_server_that_tells_no_way_in_is_spoken_to_over_http(
         assert isinstance(endpoint.connection(), HttpChannel)
 
 
+@pytest.mark.slow
 def test_a_wrong_key_is_an_error_at_once(answering: Answer) -> None:
     error = {"error": {"message": "invalid API key", "code": "invalid_api_key", "type": "invalid_request_error"}}
     endpoint = RuntimeEndpoint(answering(401, error), api_key="wrong")

@@ -171,6 +171,7 @@ def test_the_error_has_the_program_s_line_for_every_way_of_appending(failing: An
     assert str(caught.value).startswith(f"{__file__}:{first + 3}: ")
 
 
+@pytest.mark.slow
 def test_programs_running_when_the_runtime_dies_all_raise_with_their_line(frontend: Any) -> None:
     frontend.script = lambda text, operation: frontend.HOLD
     raised: list[Exception] = []

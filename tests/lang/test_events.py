@@ -310,6 +310,7 @@ def served(application: Any) -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.slow
 def test_a_service_sends_the_events_and_a_client_that_leaves_ends_the_program() -> None:
     closed: list[ProgramState] = []
     going = threading.Event()

@@ -302,7 +302,7 @@ def test_errors_of_a_compiled_batch_stand_in_their_place(frontend: Any, endpoint
         next(given)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_branch_dropped_while_recording_is_closed_after_its_messages(frontend: Any, endpoint: Any) -> None:
     import gc
 
@@ -326,6 +326,7 @@ def test_compiling_a_bound_program_keeps_its_arguments(endpoint: Any) -> None:
     assert len(bound.run(question="Who?")["tip"]) == 4
 
 
+@pytest.mark.slow
 def test_cache_computes_and_keeps_the_prefix_of_every_call(frontend: Any, endpoint: Any) -> None:
     import gc
 

@@ -140,6 +140,7 @@ def test_composable_constraints() -> None:
     assert values == ast.literal_eval(said)
 
 
+@pytest.mark.exhaustive
 def test_composable_constraints_on_the_model(backend: ramiform.Runtime) -> None:
     seeds = range(4)  # whether a list ends within max_tokens is up to the draw
     states = []
@@ -197,7 +198,7 @@ def test_early_tools() -> None:
     assert (tool.name, tool.pure, tool.speculate) == ("read_file", True, True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mcp(backend: ramiform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp", reason="the extra mcp")
     command = tmp_path / "my-server"

@@ -301,6 +301,7 @@ def test_a_trace_shows_what_was_removed() -> None:
     assert "test_rollback.py" in events[-1].label
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=150)
 @given(
     st.lists(

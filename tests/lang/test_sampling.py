@@ -45,6 +45,7 @@ def gen_expr(*args: Any, **kwargs: Any) -> GenExpr:
     return expr
 
 
+@pytest.mark.slow
 @given(
     own=st.sets(st.sampled_from(sorted(ARGUMENTS))),
     run=st.sets(st.sampled_from(sorted(ARGUMENTS))),

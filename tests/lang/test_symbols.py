@@ -140,6 +140,7 @@ def outcome(program: ramiform.Program, argument: Any) -> Any:
     return state.text(), state["x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", ["a b\n", "12", "", "{x}", 3, ["a", "b"]])
 @pytest.mark.parametrize("name", GIVES)
 def test_a_compiled_program_gives_what_the_program_gives(name: str, argument: Any) -> None:

@@ -53,6 +53,17 @@ async def main() -> None:
     qa("x", widht=2)  # wrong
     use(qa)
 """
+# Libraries are left alone: nothing of theirs is in the types of programs, and they take mypy a minute.
+CONFIG = """\
+[mypy]
+strict = True
+python_version = 3.11
+mypy_path = {root}/.editable
+[mypy-{libraries}]
+follow_imports = skip
+ignore_missing_imports = True
+"""
+LIBRARIES = ("torch", "numpy", "transformers", "fastapi", "starlette", "pydantic", "typer", "httpx", "mcp", "triton")
 REVEALED = [
     "ProgramState",
     "Answer",
@@ -70,11 +81,12 @@ REVEALED = [
 @pytest.mark.exhaustive
 def test_mypy_knows_the_arguments_and_results_of_programs(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
-    root = Path(__file__).parents[2]
-    words = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(root / "pyproject.toml")]
+    config = tmp_path / "mypy.ini"
+    libraries = ",".join(f"{name}.*" for name in LIBRARIES)
+    config.write_text(CONFIG.format(root=Path(__file__).parents[2], libraries=libraries))
     checked = subprocess.run(
-        [*words, "--cache-dir", str(root / ".mypy_cache"), str(tmp_path / "user.py")],
-        cwd=root,
+        [sys.executable, "-m", "mypy", "--config-file", str(config), "user.py"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import pytest
 import torch
 import transformers
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ def configs() -> list[Any]:
     return [plain, plain | {"rope_parameters": scaled, "quantization_config": quantised}, plain | experts]
 
 
+@pytest.mark.slow
 @fuzz(st.deferred(lambda: mutated_json(configs()).map(dump) | mutated_bytes([saved("config.json")])), examples=80)
 def test_any_config_is_read_or_refused(data: bytes) -> None:
     folder = Path(FOLDER.name) / "config"
@@ -86,6 +88,7 @@ def test_any_config_is_read_or_refused(data: bytes) -> None:
         read_config(folder)
 
 
+@pytest.mark.slow
 @fuzz(st.deferred(lambda: mutated_json([weights()[0]])), examples=60)
 def test_any_header_of_weights_is_read_or_refused(header: Any) -> None:
     encoded = dump(header)
@@ -107,6 +110,7 @@ def load(data: bytes) -> None:
         (stored() / "model.safetensors").write_bytes(before)
 
 
+@pytest.mark.slow
 @fuzz(st.deferred(lambda: mutated_bytes([gguf_bytes(), gguf_bytes()[:1500]])), examples=60)
 def test_any_gguf_file_is_read_or_refused(data: bytes) -> None:
     path = Path(FOLDER.name) / "any.gguf"

@@ -96,6 +96,7 @@ def config_of(kind: str, nested: bool, **more: Any) -> dict[str, Any]:
     return {"quant_method": "bitsandbytes", **four, "bnb_4bit_quant_storage": "uint8", **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "nested"), [("nf4", True), ("nf4", False), ("fp4", False)])
 def test_four_bits_give_the_logits_of_their_dequantised_weights(
     kind: str, nested: bool, dense: Path, tmp_path: Path

@@ -183,7 +183,7 @@ def test_deterministic_mode_gives_the_same_bits(name: str, checkpoint: Checkpoin
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["olmo 2", "starcoder 2", "gemma 2", "gemma 2, no caps"])
+@pytest.mark.parametrize("name", ["olmo 2", "starcoder 2", "gemma 2"])
 def test_triton_ops_compute_the_same(name: str, checkpoint: Checkpoint) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path, row = checkpoint(name), rows_of(tokens(20, seed=1), [5, 0], [19, 1])
@@ -307,7 +307,7 @@ def test_draft_heads_are_not_trained_for_capped_logits(checkpoint: Checkpoint) -
         initial_head(config, model, None, seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("config", [Gemma2Config, Starcoder2Config])
 def test_gptq_is_nearer_to_the_dense_model_than_plain_rounding(config: Any, tmp_path: Path) -> None:
     torch.manual_seed(1)

@@ -162,6 +162,7 @@ def test_a_config_that_is_no_json_object_is_named(text: str, broken: Path) -> No
         load(broken)
 
 
+@pytest.mark.slow
 @given(cut=st.integers(0, 500_000))
 @settings(max_examples=40, deadline=None)
 def test_a_truncated_file_is_named_wherever_it_was_cut(

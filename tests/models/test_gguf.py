@@ -191,7 +191,7 @@ def test_a_stage_reads_its_own_layers(name: str, tmp_path: Path) -> None:
         assert stage.parameters.num_embedded == (SIZES["vocab_size"] if index == 0 else 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.Q2_K], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", ["llama", "qwen3 moe"])
 def test_blocks_of_256_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_greedy_tokens_are_the_judges(name: str, tmp_path: Path) -> None:
     assert largest_error(rows, expected["top"]) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_files_are_near_llama_cpp(name: str, tmp_path: Path) -> None:
     expected = EXPECTED[name]
@@ -65,6 +66,7 @@ def test_quantised_files_are_near_llama_cpp(name: str, tmp_path: Path) -> None:
     assert largest_error(rows, expected["quantised top"]) < QUANTISED_BOUND
 
 
+@pytest.mark.slow
 def test_every_architecture_and_case_has_a_file(tmp_path: Path) -> None:
     assert EXPECTED.keys() == CASES.keys()
     found = {gguf.GGUFReader(unpack(name, tmp_path)).fields["general.architecture"].contents() for name in EXPECTED}

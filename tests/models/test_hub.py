@@ -140,6 +140,7 @@ def test_a_checkpoint_is_fetched_once_and_found_offline(fetch: Fetch, asked: lis
     assert hub_origin(Path(fetch("org/tiny@v1"))) == HubOrigin("org/tiny", COMMITS["v1"])
 
 
+@pytest.mark.exhaustive
 def test_a_gguf_file_is_chosen_by_its_quantisation(fetch: Fetch) -> None:
     path = Path(fetch("org/quants:q4_k_m"))
     assert path.name == "tiny-Q4_K_M.gguf"
@@ -149,6 +150,7 @@ def test_a_gguf_file_is_chosen_by_its_quantisation(fetch: Fetch) -> None:
     assert Path(fetch("org/quants:Q4_K_M", HF_HUB_OFFLINE="1")) == path
 
 
+@pytest.mark.exhaustive
 def test_a_gguf_file_in_parts_is_fetched_whole(fetch: Fetch) -> None:
     path = Path(fetch("org/quants:Q6_K"))
     assert path.name == "big-Q6_K-00001-of-00002.gguf"

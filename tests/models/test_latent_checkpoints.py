@@ -64,6 +64,7 @@ def blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (parts / scale).to(torch.float8_e4m3fn), scale
 
 
+@pytest.mark.slow
 def test_blocks_of_fp8_give_the_logits_of_their_dequantised_weights(dense: Path, tmp_path: Path) -> None:
     def pack(module: str, w: torch.Tensor) -> Tensors:
         codes, scale = blocks(w)

@@ -87,6 +87,7 @@ def scores(path: Path) -> list[float]:
     return [entry.logprob for entry in engine.run(ForwardPlan(step=0, copies=[], rows=[row])).rows[0].scores]
 
 
+@pytest.mark.slow
 def test_gpt_oss_in_mxfp4_scores_as_its_widened_weights(gpt_oss: tuple[Path, Path]) -> None:
     packed, dense = gpt_oss
     judge = transformers.AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32, attn_implementation="eager")

@@ -427,6 +427,7 @@ OLD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "stored"), [*zip(OLD, ["pack-quantized"] * 2 + ["gptq", "awq"], strict=True)])
 @pytest.mark.parametrize("dense", ["llama"], indirect=True)
 def test_configs_in_older_places_are_read(place: str, stored: str, dense: Path, tmp_path: Path) -> None:
@@ -486,6 +487,7 @@ def test_nvfp4_of_modelopt_is_read(algorithm: str, dense: Path, tmp_path: Path) 
     torch.testing.assert_close(logits(packed), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["qwen2, biases", "mixtral"], indirect=True)
 def test_act_order_gives_the_logits_of_its_dequantised_weights(dense: Path, tmp_path: Path) -> None:
     config = STORED["gptq"][1] | {"desc_act": True}

@@ -42,6 +42,7 @@ linear = st.fixed_dictionaries({"rope_type": st.just("linear"), "factor": factor
 dynamic = st.fixed_dictionaries({"rope_type": st.just("dynamic"), "factor": factors})
 
 
+@pytest.mark.slow
 @given(
     rope=llama3 | yarn | linear | dynamic,
     head_dim=st.sampled_from([4, 16, 64, 128]),

@@ -70,7 +70,7 @@ def test_programs_are_sent_on_in_turn_and_give_what_one_frontend_gives(server: S
             backend.close()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_request_is_aborted_from_whichever_frontend_hears_of_it(server: Server) -> None:
     body = {
         "text": "x",
@@ -142,7 +142,7 @@ def test_a_dead_frontend_ends_all() -> None:
 @pytest.mark.exhaustive
 def test_all_frontends_drain() -> None:
     with serving("--frontends", "2") as server:
-        body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}}
+        body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
 
         all_stream = threading.Barrier(6, lambda: server.process.send_signal(signal.SIGTERM), timeout=120)
 

@@ -99,6 +99,7 @@ def test_gauges_are_zero_when_nothing_runs_and_say_what_holds_pages_when_somethi
     assert after.since(during)("ramiform_requests_aborted_total") == 8
 
 
+@pytest.mark.exhaustive
 def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: httpx.Client) -> None:
     before = scrape(client)
     regex = "[a-f]{4}x"
@@ -236,6 +237,7 @@ def test_guesses_are_counted_as_the_answers_say() -> None:
     assert asked("ramiform_accepted_tokens_total") == saved
 
 
+@pytest.mark.exhaustive
 def test_drafts_are_shown_alike_in_answers_in_the_server_s_figures_and_in_metrics() -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}

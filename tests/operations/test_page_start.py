@@ -30,6 +30,7 @@ def test_the_first_line_names_the_page_and_open_opens_it(tmp_path: Path, monkeyp
         assert server.first_line.endswith(f" and its page at {server.url}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--no-page",), ("--uds", "/tmp/nothing.sock")])
 def test_there_must_be_a_page_to_open(options: tuple[str, ...]) -> None:
     done = subprocess.run([RAMIFORM, "serve", "--open", *options], capture_output=True, text=True, timeout=120)

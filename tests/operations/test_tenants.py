@@ -38,6 +38,7 @@ def client(server: Server) -> Iterator[Client]:
         each.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("round_", range(3))  # whichever frontend answers
 def test_a_stored_response_belongs_to_its_key(client: Client, round_: int) -> None:
     body = {"input": "My number is 7.", "max_output_tokens": 4}

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from .browser import Browser, Page
 
@@ -52,6 +53,7 @@ def posted(page: Page) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_an_answer_streams_and_is_what_the_api_answers(page: Page, home: str, url: str) -> None:
     open_chat(page, home)
     page.fill("[name=seed]", "11")
@@ -157,6 +159,7 @@ def test_an_edited_question_is_asked_again(page: Page, home: str) -> None:
     assert len(page.texts(".message.user")) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_survives_a_reload_and_a_look_at_another_tab(page: Page, home: str) -> None:
     open_chat(page, home)
     page.fill("[name=top_k]", "7")

@@ -64,7 +64,7 @@ def test_a_token_that_the_mask_chose(page: Page, home: str, folder: Path) -> Non
     page.screenshot(folder / "page-token.png")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_schema_with_an_error_and_its_mask(page: Page, home: str, folder: Path) -> None:
     page.resize(1120, 780)
     page.goto(home + "#/structured")
@@ -82,7 +82,7 @@ def test_a_schema_with_an_error_and_its_mask(page: Page, home: str, folder: Path
     page.screenshot(folder / "page-structured.png")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programs_and_a_timeline(page: Page, home: str, url: str, backend: ramiform.Runtime, folder: Path) -> None:
     page.resize(1120, 640)
     for question in ("What is 251 plus 138?", "What is 40 plus 2?"):

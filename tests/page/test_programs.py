@@ -236,6 +236,7 @@ def test_two_runs_stand_side_by_side(page: Page, home: str, url: str, backend: r
     assert [name.strip() for name in names] == ["program", *[f"branch {at}" for at in range(8)]]
 
 
+@pytest.mark.exhaustive
 def test_a_saved_trace_is_read_by_the_page_and_by_ramiform(
     page: Page, home: str, url: str, backend: ramiform.Runtime, tmp_path: Path
 ) -> None:
@@ -293,6 +294,7 @@ def in_steps(s: ProgramState, go_on: list[threading.Event]) -> None:
         event.wait(120)
 
 
+@pytest.mark.exhaustive
 def test_a_running_program_is_shown_as_it_goes(page: Page, home: str, url: str, backend: ramiform.Runtime) -> None:
     page.goto(home + "#/programs")
     page.wait("!!document.querySelector('.vtable')")

@@ -123,6 +123,7 @@ def test_every_control_has_a_name(page: Page, home: str, tab: str) -> None:
     assert [node for node in controls if not node.get("name", {}).get("value")] == []
 
 
+@pytest.mark.exhaustive
 def test_a_key_is_asked_for_once_and_kept_in_the_tab(browser: Browser, locked: str) -> None:
     with browser.page() as page:
         page.goto(locked + "#/chat")
@@ -156,6 +157,7 @@ def test_no_script_makes_markup_of_text() -> None:
     assert [script.name for script in scripts if makers.search(script.read_text(encoding="utf-8"))] == []
 
 
+@pytest.mark.exhaustive
 def test_markup_in_messages_answers_and_tools_is_shown_as_text(page: Page, home: str) -> None:
     open_chat(page, home)
     posted(page)

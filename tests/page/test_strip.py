@@ -79,6 +79,7 @@ def expected_fork(url: str, answer: dict[str, Any], at: int, token: int, body: d
     return before + choice["token_ids"]
 
 
+@pytest.mark.exhaustive
 def test_a_fork_gives_the_tokens_that_the_api_gives(page: Page, home: str, url: str) -> None:
     complete(page, home, "Once upon a time", seed="5", max_tokens="40")
     [first] = stored(page, "complete")
@@ -190,6 +191,7 @@ def test_each_of_several_answers_forks_with_its_own_seed(page: Page, home: str, 
     assert ids(forked) == expected_fork(url, third, 5, ids(forked)[5], {"max_tokens": 24 - 6})
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_answer_goes_on_from_its_last_token(browser: Browser, home: str, url: str) -> None:
     with ExitStack() as tabs:
         stopped = False
@@ -292,6 +294,7 @@ def test_branches_are_aligned(page: Page, home: str) -> None:
     assert lefts[0][:length] == lefts[1][:length]
 
 
+@pytest.mark.exhaustive
 def test_the_cached_part_of_the_prompt_is_marked(page: Page, home: str) -> None:
     prompt = "Question: What is the capital of Italy?\nAnswer:"
     complete(page, home, prompt, max_tokens="4")

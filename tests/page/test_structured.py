@@ -51,6 +51,7 @@ def test_an_error_has_its_caret_under_the_offending_text(
     assert page.eval("document.querySelector('[name=source]').getAttribute('aria-invalid')") == "true"
 
 
+@pytest.mark.exhaustive
 def test_a_caret_is_in_view_on_a_long_line(page: Page, home: str) -> None:
     choices = ", ".join(f'"choice number {number}"' for number in range(40))
     open_editor(page, home, "JSON Schema", f'{{"enum": [{choices}], "type": "strin", "title": "{"x" * 200}"}}')
@@ -58,6 +59,7 @@ def test_a_caret_is_in_view_on_a_long_line(page: Page, home: str) -> None:
     assert len(page.eval("document.querySelector('.source .caret-error pre').textContent").split("\n")[0]) < 90
 
 
+@pytest.mark.exhaustive
 def test_an_error_goes_away_while_typing(page: Page, home: str) -> None:
     open_editor(page, home, "Regex", "(a")
     under_caret(page)
@@ -67,6 +69,7 @@ def test_an_error_goes_away_while_typing(page: Page, home: str) -> None:
     assert page.eval("document.querySelector('.source .caret-mark')") is None
 
 
+@pytest.mark.exhaustive
 def test_only_the_last_of_several_keys_is_checked(page: Page, home: str) -> None:
     open_editor(page, home, "Regex", "a")
     page.wait(COMPILES)
@@ -103,6 +106,7 @@ def test_the_report_tells_what_is_enforced_and_what_is_not(page: Page, home: str
     )
 
 
+@pytest.mark.exhaustive
 def test_the_mask_shows_what_may_come_after_the_text(page: Page, home: str, url: str) -> None:
     open_editor(page, home, "Choices", "yes\nyesterday\nno")
     page.fill("[name=text]", "yes")
@@ -113,6 +117,7 @@ def test_the_mask_shows_what_may_come_after_the_text(page: Page, home: str, url:
     assert state["allowed"] > 1
 
 
+@pytest.mark.exhaustive
 def test_a_text_is_stepped_through_by_slider_buttons_and_tokens(page: Page, home: str) -> None:
     open_editor(page, home, "Choices", "yes\nyesterday\nno")
     page.fill("[name=text]", "yesterday")
@@ -137,6 +142,7 @@ def test_a_text_is_stepped_through_by_slider_buttons_and_tokens(page: Page, home
     assert page.eval("document.querySelector('[name=text]').value") == "no"
 
 
+@pytest.mark.exhaustive
 def test_a_text_that_leaves_the_constraint_has_a_caret_there(page: Page, home: str) -> None:
     open_editor(page, home, "Regex", "[0-9]{3}-é[a-c]+")
     page.fill("[name=text]", "123-éabx")
@@ -146,6 +152,7 @@ def test_a_text_that_leaves_the_constraint_has_a_caret_there(page: Page, home: s
     assert re.search("Possible: .*a", page.text(".stepper .caret-error span"))
 
 
+@pytest.mark.exhaustive
 def test_an_answer_under_a_schema_is_a_tree_and_can_be_stepped_through(page: Page, home: str) -> None:
     schema = {
         "type": "object",
@@ -185,6 +192,7 @@ def test_a_schema_that_json_values_would_change_is_sent_as_text(page: Page, home
     assert "9007199254740993" in answer["text"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["JSON Schema", "Regex", "Grammar", "Choices", "Structural tag"])
 def test_the_example_of_every_kind_compiles_and_holds(page: Page, home: str, url: str, kind: str) -> None:
     open_editor(page, home, kind)

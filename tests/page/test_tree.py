@@ -79,6 +79,7 @@ def rows(page: Page) -> list[list[str]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_fork_of_a_shared_prompt_is_one_node_with_eight_children(page: Page, address: str) -> None:
     fan_out.run(SHARED)
     shared = shared_node(address)
@@ -95,6 +96,7 @@ def test_a_fork_of_a_shared_prompt_is_one_node_with_eight_children(page: Page, a
     assert {row[2] for row in listed.values() if row[1] == str(shared["id"])} == {str(shared["tokens"])}
 
 
+@pytest.mark.exhaustive
 def test_keys_and_the_mouse_walk_the_tree_and_show_its_texts(page: Page, address: str) -> None:
     fan_out.run(SHARED)
     shared = shared_node(address)
@@ -127,6 +129,7 @@ def test_keys_and_the_mouse_walk_the_tree_and_show_its_texts(page: Page, address
     assert f"{shared['tokens']} tokens" in page.text(".tip")
 
 
+@pytest.mark.exhaustive
 def test_hits_and_evictions_are_told_as_they_happen(page: Page, address: str) -> None:
     once.run(SHARED)
     open_tree(page, address)
@@ -138,6 +141,7 @@ def test_hits_and_evictions_are_told_as_they_happen(page: Page, address: str) ->
     page.wait("/[1-9][\\d,]*\\ntokens evicted/.test(document.querySelector('.figures').innerText)")
 
 
+@pytest.mark.exhaustive
 def test_hostile_texts_of_nodes_are_text(page: Page, address: str) -> None:
     once.run(HOSTILE * 3)
     open_tree(page, address)

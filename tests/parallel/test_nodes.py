@@ -84,6 +84,7 @@ def come(first: CoreConfig) -> Iterator[Come]:
         link.close()
 
 
+@pytest.mark.slow
 def test_all_joined_nodes_get_the_same_messages_and_report(house: House, come: Come) -> None:
     links = [come(2), come(1)]
     house.nodes.wait_joined(lambda: None)
@@ -98,6 +99,7 @@ def test_all_joined_nodes_get_the_same_messages_and_report(house: House, come: C
         assert house.heard.get(timeout=PATIENCE) == "ready"
 
 
+@pytest.mark.slow
 def test_a_failed_node_s_report_comes_before_its_loss(house: House, come: Come) -> None:
     link = come(1)
     link.send(NodeFailed(ErrorInfo.of(RuntimeFailed("rank 1 fell over"))))
@@ -106,6 +108,7 @@ def test_a_failed_node_s_report_comes_before_its_loss(house: House, come: Come) 
     assert "node 1 (tcp://127.0.0.1:" in str(house.heard.get(timeout=PATIENCE))
 
 
+@pytest.mark.slow
 def test_an_unreachable_node_is_reported_lost(house: House, come: Come) -> None:
     come(1, reachable=False)
     assert "node 1 (tcp://127.0.0.1:" in str(house.heard.get(timeout=PATIENCE))
@@ -150,6 +153,7 @@ def test_a_node_of_another_model_or_version_is_refused(house: House, come: Come,
     assert caught.value.param == "version"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2, 3])
 def test_a_number_that_is_taken_or_too_high_is_refused(house: House, come: Come, number: int) -> None:
     come(2)
@@ -167,6 +171,7 @@ def test_unknown_keys_are_refused(house: House, come: Come, keys: Path, tmp_path
     assert caught.value.param == "node_keys"
 
 
+@pytest.mark.slow
 def test_connections_without_a_key_are_dropped(house: House, come: Come, first: CoreConfig) -> None:
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
@@ -179,6 +184,7 @@ def test_connections_without_a_key_are_dropped(house: House, come: Come, first: 
     context.destroy(linger=0)
 
 
+@pytest.mark.slow
 def test_invalid_messages_and_those_of_strangers_are_dropped(house: House, come: Come, first: CoreConfig) -> None:
     link = come(1)
     other = NodeZeroConnection(msgspec.structs.replace(first, node_rank=2))

@@ -311,6 +311,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_plan(folder: str) -> None:
     shown = CliRunner().invoke(app, ["plan", folder, "--gpus", "8xh100", "--price", "2.5", "--itl", "40"])
     assert shown.exit_code == 0, shown.output

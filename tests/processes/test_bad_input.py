@@ -115,7 +115,7 @@ def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(
         assert isinstance(answer, Welcome)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_thousands_that_come_and_go_do_not_stop_the_runtime(runtime: ramiform.Runtime) -> None:
     decoder = msgspec.msgpack.Decoder(FromFrontend)
     with zmq.Context() as context:

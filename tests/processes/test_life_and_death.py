@@ -128,7 +128,7 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
     config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
     with subprocess.Popen(
@@ -214,7 +214,7 @@ def test_output_of_a_library_is_not_taken_for_a_report(
     assert said.out == ""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_threads_that_ask_at_once_share_one_connection() -> None:
     with ramiform.Runtime() as runtime, ThreadPoolExecutor(16) as threads:
         together = threading.Barrier(16)
@@ -222,7 +222,7 @@ def test_threads_that_ask_at_once_share_one_connection() -> None:
         assert len({id(future.result()) for future in asked}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_end_of_a_program_s_fork_is_not_its_runtime_s() -> None:
     code = (
         "import os, sys, ramiform; r = ramiform.Runtime()\n"
@@ -252,7 +252,7 @@ def test_an_unknown_model_is_a_clear_error(command: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_corrupt_checkpoint_is_a_clear_error(tmp_path: Path, own_tmp: Path) -> None:
     from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 

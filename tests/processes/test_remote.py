@@ -80,6 +80,7 @@ def test_a_program_of_another_name_is_let_in_by_a_runtime_that_knows_it(keys: Pa
             assert "Paris" in ask.run(backend=backend)["answer"]
 
 
+@pytest.mark.exhaustive
 def test_a_program_whose_key_is_unknown_is_told_so(remote: str, keys: Path, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     stranger.mkdir(mode=0o700)
@@ -99,6 +100,7 @@ def test_a_runtime_that_has_another_key_than_it_should_is_not_trusted(remote: st
         ask.run(backend=RuntimeEndpoint(remote, here)).text()
 
 
+@pytest.mark.slow
 def test_something_that_listens_and_says_nothing_is_given_up(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_gptq_leaves_less_error_than_rounding_to_nearest(seed: int) -> None:
     assert squared_error(gptq(weight, hessian, GROUP).dense() - weight, hessian) < 0.8 * plain
 
 
+@pytest.mark.slow
 def test_act_order_leaves_less_error_where_some_inputs_are_large() -> None:
     plain, ordered = 0.0, 0.0
     for seed in range(4):

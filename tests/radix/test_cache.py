@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from ramiform.radix.cache import Lease, PrefixCache
 from ramiform.radix.lease import SparePages
 
@@ -173,6 +175,7 @@ def test_the_eviction_heap_stays_as_small_as_the_tree() -> None:
     check_invariants(cache, [])
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_match_does_not_depend_on_the_number_of_siblings() -> None:
     """Count the token look-ups of one match among a hundred and ten thousand siblings."""
 

@@ -161,7 +161,7 @@ def walk(draw: random.Random, strategy: str, num_steps: int) -> Model:
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_long_walks_agree_with_the_model(strategy: str) -> None:
     seen = [walk(random.Random(f"{strategy} {seed}"), strategy, num_steps=120).cache.stats for seed in range(40)]

@@ -43,6 +43,7 @@ def check(mirror: TreeMirror, cache: PrefixCache) -> None:
     assert len(mirror.in_use) <= len(nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("num_host_pages", [0, 12])
 def test_a_mirror_is_equal_to_the_tree_after_any_walk(strategy: str, num_host_pages: int) -> None:
@@ -156,6 +157,7 @@ def test_without_a_follower_nothing_is_noted() -> None:
     assert all(node.number is None for node in cache.tree.nodes())
 
 
+@pytest.mark.exhaustive
 def test_a_long_chain_may_go_all_at_once() -> None:
     cache = PrefixCache(4096, 16)
     mirror = TreeMirror(cache.tree)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(steps, st.integers(8, 30), st.integers(3, 12))
 def test_states_are_where_their_tokens_are(script: list[tuple[str, Any]], num_pages: int, num_slots: int) -> None:

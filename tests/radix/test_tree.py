@@ -142,6 +142,7 @@ def test_an_unfinished_page_is_removed_when_a_sibling_covers_it() -> None:
     check_invariants(cache, [fast])
 
 
+@pytest.mark.slow
 def test_finding_a_prefix_costs_what_is_matched_not_what_is_cached() -> None:
     """Count the bytes compared or hashed, in a small and a large tree of forks."""
     read = 0

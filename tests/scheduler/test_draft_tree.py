@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     return {tuple(tree.path(node)) for node in range(len(tree))}
 
 
+@pytest.mark.slow
 @given(trees())
 def test_depths_and_ancestors_are_those_of_the_paths(tree: DraftTree) -> None:
     for node, (depth, bits) in enumerate(zip(tree.depths, tree.ancestors, strict=True)):
@@ -33,6 +35,7 @@ def test_depths_and_ancestors_are_those_of_the_paths(tree: DraftTree) -> None:
         assert depth == len(on_way)
 
 
+@pytest.mark.exhaustive
 @given(trees(), st.integers(0, 14))
 def test_the_best_nodes_are_a_tree_and_no_other_is_better(tree: DraftTree, size: int) -> None:
     best = tree.best(size)
@@ -42,6 +45,7 @@ def test_the_best_nodes_are_a_tree_and_no_other_is_better(tree: DraftTree, size:
     assert sorted(best.scores, reverse=True) == sorted(tree.scores, reverse=True)[:size]
 
 
+@pytest.mark.slow
 @given(trees(), st.data())
 def test_the_subtree_after_tokens_is_the_rest_of_every_path_through_them(tree: DraftTree, data: st.DataObject) -> None:
     before = data.draw(st.sampled_from([[], [1], *map(list, paths(tree))]))

@@ -11,7 +11,7 @@ from ramiform.runtime.scheduler.batch import SHORT_PROMPT_SHARE, PrefillBudget
 from .harness import Runtime, generate
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.integers(0, 5),

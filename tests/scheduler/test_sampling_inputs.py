@@ -41,6 +41,7 @@ def tokens_of(mask: bytes) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
+@pytest.mark.slow
 @given(st.integers(1, 100), st.data())
 def test_a_mask_is_the_grammar_s_less_suppressed_tokens_unless_nothing_is_left(size: int, data: st.DataObject) -> None:
     token = st.integers(0, size - 1)

@@ -219,6 +219,7 @@ def test_a_higher_priority_keeps_its_pages() -> None:
     assert runtime.answers["high"].num_retractions == 0
 
 
+@pytest.mark.slow
 def test_many_requests_get_through_a_pool_that_holds_two() -> None:
     runtime = Runtime(num_pages=16, max_running=64, budget=64, max_waiting=200)
     mix = [
@@ -391,6 +392,7 @@ def teach_that_outputs_are_short(runtime: Runtime) -> None:
     runtime.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["waiting for its grammar", "waiting", "running", "in flight", "retracted"])
 def test_an_abort_is_answered_once_at_any_moment_and_frees_the_pages(moment: str) -> None:
     runtime = Runtime(num_pages=10, max_running=2)

@@ -90,6 +90,7 @@ def grown(found: list[Occurrence], steps: int, top_k: int) -> dict[tuple[int, ..
     return paths
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     events=st.lists(

@@ -55,6 +55,7 @@ def text_given(ids: list[int]) -> str:
     return Detokenizer(TOKENIZER).add(ids)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_output_goes_on_from_any_token_as_if_it_had_not_been_cut(http: httpx.Client, case: dict[str, Any]) -> None:
     body = {"prompt": PROMPT, "max_tokens": 24, "return_token_ids": True} | case

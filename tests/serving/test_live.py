@@ -97,6 +97,7 @@ def small() -> Iterator[ramiform.Runtime]:
         yield started
 
 
+@pytest.mark.exhaustive
 def test_a_fork_over_a_shared_prompt_is_one_node_with_eight_children(small: ramiform.Runtime) -> None:
     assert small.url is not None
     httpx.post(f"{small.url}/flush_cache", timeout=WAIT)
@@ -137,6 +138,7 @@ def test_evictions_and_hits_appear(small: ramiform.Runtime) -> None:
         assert whole["totals"]["device_pages"] <= 64
 
 
+@pytest.mark.exhaustive
 def test_a_program_is_seen_while_it_runs_and_when_it_is_done(small: ramiform.Runtime) -> None:
     assert small.url is not None
     with watching(small.url) as watcher:

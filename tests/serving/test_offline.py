@@ -38,6 +38,7 @@ def same(result: Any, expected: Any) -> None:
         assert result["meta_info"][name] == expected["meta_info"][name]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "sampling",
     [GREEDY, {"sampling_seed": 7, "max_new_tokens": 8}, GREEDY | {"regex": "[a-z]{3}"}, GREEDY | {"stop": "France"}],
@@ -57,6 +58,7 @@ def test_one_prompt_and_many_give_what_the_route_gives(
     same(asyncio.run(engine.agenerate(CAPITAL, sampling)), expected[0])
 
 
+@pytest.mark.slow
 def test_logprobs_and_several_outputs_are_those_of_the_route(engine: ramiform.Engine, routes: httpx.Client) -> None:
     asked: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}
     expected = routes.post("/generate", json={"text": CAPITAL, "sampling_params": GREEDY} | asked).json()
@@ -71,6 +73,7 @@ def test_logprobs_and_several_outputs_are_those_of_the_route(engine: ramiform.En
     assert [output["text"] for output in outputs] == [each["text"] for each in several]
 
 
+@pytest.mark.slow
 def test_chats_are_those_of_the_route(engine: ramiform.Engine, routes: httpx.Client) -> None:
     fields: dict[str, Any] = {"max_tokens": 100, "temperature": 0}
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
@@ -106,6 +109,7 @@ def test_streams_add_up_and_may_be_left(engine: ramiform.Engine) -> None:
     assert asyncio.run(read())[-1] == whole
 
 
+@pytest.mark.exhaustive
 def test_more_prompts_than_fit_at_once_come_back_in_order(engine: ramiform.Engine) -> None:
     prompts = (f"{number}:" for number in range(1500))
     results = engine.generate(prompts, {"max_new_tokens": 1, "temperature": 0})
@@ -192,6 +196,7 @@ def test_vectors_are_those_of_the_route(engine: ramiform.Engine, routes: httpx.C
     assert raised.value.param == "dimensions"
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_route(engine: ramiform.Engine, routes: httpx.Client) -> None:
     """To the rounding of other batches."""
     given = {"prompt": CAPITAL, "continuations": [" Paris", " Rome"]}

@@ -12,6 +12,8 @@ import httpx
 import jsonschema
 import pytest
 
+from ramiform.tests.fuzzing import FUZZ_SECONDS
+
 SECONDS = 500
 
 
@@ -132,6 +134,7 @@ CHECKS = [
 
 
 @pytest.mark.exhaustive
+@pytest.mark.fuzz
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_document_says_which_bodies_are_answered(
     http: httpx.Client, url: str, model: str, tmp_path: Path, phase: str
@@ -140,7 +143,16 @@ def test_the_document_says_which_bodies_are_answered(
     document.write_text(json.dumps(with_test_data(http.get("/openapi.json").json(), http, model)))
     checks = CHECKS + ["negative_data_rejection"] * (phase == "coverage")
     command = [Path(sys.executable).parent / "schemathesis", "run", document, "--url", url, *PHASES[phase]]
-    command += ["--checks", ",".join(checks), "--max-examples", "8", "--phases", phase, "--seed", "1"]
+    command += [
+        "--checks",
+        ",".join(checks),
+        "--max-examples",
+        "20" if FUZZ_SECONDS else "3",
+        "--phases",
+        phase,
+        "--seed",
+        "1",
+    ]
     command += ["--request-timeout", "120", "--suppress-health-check", "too_slow"]  # how fast it is is not the question
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -173,6 +173,7 @@ def test_every_page_forbids_what_it_does_not_need(plain: httpx.Client) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("server", ["open", "locked"])
 def test_the_reference_loads_nothing_from_elsewhere_and_needs_no_key(
     http: httpx.Client, locked: httpx.Client, server: str
@@ -200,6 +201,7 @@ def test_the_document_says_how_to_send_a_key(http: httpx.Client, locked: httpx.C
     assert "security" not in http.get("/openapi.json").json()
 
 
+@pytest.mark.slow
 def test_only_the_pages_are_open(locked: httpx.Client) -> None:
     for path in ("/v1/models", "/metrics", "/docs/", "/docs/nothing.js", "/openapi.json/", "/get_server_info"):
         assert locked.get(path).status_code == 401

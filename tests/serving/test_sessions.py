@@ -181,6 +181,7 @@ class Peers:
         return [answer for answer in answers if answer is not None]
 
 
+@pytest.mark.slow
 def test_a_session_is_reached_through_every_frontend_and_by_its_own_key_only() -> None:
     async def main() -> None:
         here, there = Peers(), Peers()

@@ -134,6 +134,7 @@ def test_medusa_heads_learn_to_draft(model: Path, data: Path, tmp_path: Path) ->
     assert files == {"config.json", "medusa_lm_head.safetensors", "generated.jsonl"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     number: signal.Signals, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +200,7 @@ def test_texts_without_an_answer_are_refused(line: dict[str, str], message: str,
         train_draft(options(model, file, tmp_path / "head", generate=0), QUIET)
 
 
+@pytest.mark.slow
 def test_the_model_s_text_equals_that_of_transformers(model: Path) -> None:
     judge = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ours = load_model(model, device=torch.device("cpu"), dtype=torch.float32)
@@ -210,7 +212,7 @@ def test_the_model_s_text_equals_that_of_transformers(model: Path) -> None:
         assert answer == whole[0, len(prompt) :].tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Path, tmp_path: Path) -> None:
     """Judge: plain code with a tree at every place of the answer, from a source that has seen the rest anew."""
     train_draft(options(model, data, tmp_path / "head"), QUIET)

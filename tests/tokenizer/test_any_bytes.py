@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from ramiform.runtime.protocol.errors import RamiformError
@@ -59,6 +60,7 @@ def small(kind: str) -> Any:
     return state
 
 
+@pytest.mark.slow
 @fuzz(
     st.sampled_from(["byte_level", "metaspace"]).flatmap(
         lambda kind: st.tuples(st.just(kind), mutated_json([small(kind), {**small(kind), "model": {"type": "BPE"}}]))
@@ -69,6 +71,7 @@ def test_any_tokenizer_json_is_loaded_or_refused(example: tuple[str, Any]) -> No
     load(example[0], "tokenizer.json", dump(example[1]))
 
 
+@pytest.mark.slow
 @fuzz(
     st.deferred(
         lambda: mutated_json([config(), json.loads((written("byte_level") / "tokenizer_config.json").read_text())])
@@ -84,6 +87,7 @@ def config() -> Any:
     return {"eos_token": {"content": "<|eos|>"}, "added_tokens_decoder": special, "chat_template": "{{ messages }}"}
 
 
+@pytest.mark.slow
 @fuzz(
     st.deferred(lambda: mutated_bytes([(written("sentencepiece_unigram") / "tokenizer.model").read_bytes()])),
     examples=60,
@@ -97,6 +101,7 @@ def test_any_tiktoken_ranks_are_loaded_or_refused(data: bytes) -> None:
     load("ranks", "tokenizer.model", data)
 
 
+@pytest.mark.slow
 @fuzz(mutated_text([*templates.ALL.values(), "{% macro m(x) %}{{ x|tojson }}{% endmacro %}{{ m(messages[0]) }}"]))
 def test_any_template_renders_or_refuses(source: str) -> None:
     with contextlib.suppress(RamiformError):

@@ -86,6 +86,7 @@ def bpe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return theirs, load_tokenizer(path)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.text(max_size=40), st.sampled_from(CORPUS)))
 def test_byte_level_bpe_encodes_as_it_was_trained(bpe: tuple[Tokenizer, Ours], text: str) -> None:

@@ -131,6 +131,7 @@ def test_ids_equal_those_of_the_library(folder: Path, tokenizer: Tokenizer, text
         assert plain == library.encode_ordinary(text)
 
 
+@pytest.mark.slow
 @given(ids=st.lists(st.integers(0, 2047), max_size=12))
 def test_the_shipped_tokenizer_decodes_any_ids_as_its_library_does(ids: list[int]) -> None:
     library = Library.from_file(str(SHIPPED / "tokenizer.json"))

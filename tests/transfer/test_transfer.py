@@ -60,6 +60,7 @@ without_nixl = pytest.mark.skipif(not has_nixl, reason="without the extra nixl")
 CARRIERS = [("zmq", name) for name in ("bf16", "int8", "fp8", "int4")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transfer", "kv_dtype"), [*CARRIERS, pytest.param("nixl", "int8", marks=without_nixl)])
 def test_a_prompt_computed_elsewhere_has_the_same_pages_and_tokens(address: str, transfer: str, kv_dtype: str) -> None:
     prefill, decode = pair(address, kv_dtype=kv_dtype, transfer=transfer)
@@ -80,6 +81,7 @@ def test_a_prompt_computed_elsewhere_has_the_same_pages_and_tokens(address: str,
         core.assert_no_page_is_lost()
 
 
+@pytest.mark.slow
 def test_samples_and_branches_of_a_prompt_share_one_fetch(address: str) -> None:
     prefill, decode = pair(address)
     for number in range(3):
@@ -92,6 +94,7 @@ def test_samples_and_branches_of_a_prompt_share_one_fetch(address: str) -> None:
     assert decode.outputs["branch"] == alone(prefill, PROMPT[:300] + [7] * 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before it is connected", "while pages come"])
 def test_a_prompt_is_computed_here_when_the_other_runtime_is_gone(address: str, when: str) -> None:
     prefill, decode = pair(address)
@@ -110,6 +113,7 @@ def test_a_prompt_is_computed_here_when_the_other_runtime_is_gone(address: str, 
     decode.assert_no_page_is_lost()
 
 
+@pytest.mark.slow
 def test_a_silent_runtime_is_given_up_after_a_time(address: str) -> None:
     now = [0.0]
     prefill = Core(transfer_bind=address)
@@ -124,6 +128,7 @@ def test_a_silent_runtime_is_given_up_after_a_time(address: str) -> None:
     assert decode.outputs["one"] == alone(prefill, PROMPT)
 
 
+@pytest.mark.slow
 def test_an_aborted_request_ends_its_fetch_on_both_sides(address: str) -> None:
     prefill, decode = pair(address)
     decode.ask("one", PROMPT)
@@ -134,6 +139,7 @@ def test_an_aborted_request_ends_its_fetch_on_both_sides(address: str) -> None:
         core.assert_no_page_is_lost()
 
 
+@pytest.mark.exhaustive
 def test_few_pages_are_shared_by_requests_and_fetches(address: str) -> None:
     prefill = Core(transfer_bind=address, prefill_budget=64, num_pages=40)
     decode = Core(prefill_workers=address, num_pages=40, host_kv_memory=0.01)
@@ -203,6 +209,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "settings"), DIFFERENT.items(), ids=DIFFERENT)
 def test_another_layout_is_refused_by_name(
     address: str, field: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -215,6 +222,7 @@ def test_another_layout_is_refused_by_name(
     run([decode], lambda: "one" in decode.finished)
 
 
+@pytest.mark.slow
 def test_prefixes_move_to_a_replica_with_the_same_pages(address: str) -> None:
     source, target = Core(transfer_keys="unused"), Core(transfer_bind=address)
     for number in range(3):
@@ -236,6 +244,7 @@ def test_prefixes_move_to_a_replica_with_the_same_pages(address: str) -> None:
     assert source.hub._peers == {}
 
 
+@pytest.mark.slow
 def test_a_replica_takes_prefixes_into_free_pages_only(address: str) -> None:
     source, target = Core(transfer_keys="unused"), Core(transfer_bind=address, num_pages=30)
     for number in range(3):
@@ -272,6 +281,7 @@ def test_moving_to_an_address_that_cannot_be_one_fails_and_the_core_goes_on(to: 
     assert not source.hub._peers
 
 
+@pytest.mark.slow
 def test_a_peer_that_asks_is_remembered_however_many_others_come_and_go(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +303,7 @@ def test_an_answer_to_what_was_not_offered_is_passed_over() -> None:
     assert sender.result is None
 
 
+@pytest.mark.slow
 def test_over_tcp_only_the_holders_of_the_keys_exchange_pages(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     make_keys(tmp_path / "others")

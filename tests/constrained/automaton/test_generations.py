@@ -85,6 +85,7 @@ def test_renewed_automata_allow_what_one_automaton_allows(monkeypatch: pytest.Mo
     assert max(sizes) < 4 << 20 < kept.num_bytes
 
 
+@pytest.mark.exhaustive
 def test_matchers_run_and_roll_back_across_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher_module, "MIN_OUTPUTS", 4)
     renewed, kept = grammar(monkeypatch, 1 << 19), grammar(monkeypatch, NEVER)
@@ -140,6 +141,7 @@ def test_a_generation_is_freed_with_its_last_matcher(monkeypatch: pytest.MonkeyP
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_what_a_generation_held_is_freed_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection of all objects stops every thread, for longer the more states there are."""
 
@@ -165,6 +167,7 @@ def test_what_a_generation_held_is_freed_without_a_collection(monkeypatch: pytes
         gc.enable()
 
 
+@pytest.mark.slow
 def test_an_output_that_needs_too_much_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = grammar(monkeypatch, 1 << 19)
     monkeypatch.setattr(automaton_module, "_MAX_BYTES", 1 << 20)

@@ -29,6 +29,7 @@ def spelled(text: bytes, tokens: list[bytes]) -> bool:
     return ways[-1]
 
 
+@pytest.mark.slow
 @given(words=WORDS, seed=st.integers(0, 2**32), pieces=VOCABULARIES | st.none())
 def test_a_token_is_allowed_if_some_text_continues_with_it(
     words: list[str], seed: int, pieces: list[bytes | None] | None
@@ -71,6 +72,7 @@ def test_a_token_is_allowed_if_some_text_continues_with_it(
     assert not any(matcher.accept(number) for number in range(len(tokens)))
 
 
+@pytest.mark.slow
 @given(words=WORDS, data=st.data())
 def test_forced_bytes_are_what_all_texts_share(words: list[str], data: st.DataObject) -> None:
     grammar = compile_constraint(Choices(words), shared_vocabulary())
@@ -86,6 +88,7 @@ def test_forced_bytes_are_what_all_texts_share(words: list[str], data: st.DataOb
     assert matcher.forced() == shared
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), back=st.integers(0, 5))
 def test_rollback_undoes_any_number_of_tokens_even_the_end(seed: int, back: int) -> None:
     rng = random.Random(seed)
@@ -101,6 +104,7 @@ def test_rollback_undoes_any_number_of_tokens_even_the_end(seed: int, back: int)
         matcher.rollback(len(seen))
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), back=st.integers(0, 9))
 def test_text_is_followed_byte_by_byte_as_by_its_tokens(seed: int, back: int) -> None:
     rng = random.Random(seed)

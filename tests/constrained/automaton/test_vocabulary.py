@@ -70,6 +70,7 @@ def plain_prefix(data: bytes) -> tuple[int, bool]:
     return begin, begin < len(data)
 
 
+@pytest.mark.slow
 @given(VOCABULARIES, st.booleans())
 def test_the_index_of_a_vocabulary_is_that_of_an_obvious_construction(
     tokens: list[bytes | None], with_end: bool
@@ -98,6 +99,7 @@ def test_the_index_of_a_vocabulary_is_that_of_an_obvious_construction(
     assert vocabulary.single_bytes == {word[0] for word in words.values() if len(word) == 1}
 
 
+@pytest.mark.slow
 @given(VOCABULARIES, TOKENS)
 def test_tokens_are_found_by_their_beginning(tokens: list[bytes | None], text: bytes) -> None:
     found = Vocabulary.from_tokens(tokens, []).quoted.beginning_with(text)

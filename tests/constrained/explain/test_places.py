@@ -28,6 +28,7 @@ def pointers(value: Any, pointer: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @given(VALUES, st.sampled_from([None, 1]), st.booleans())
 def test_every_value_and_name_is_found_by_its_pointer(value: Any, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
@@ -65,6 +66,7 @@ def test_the_value_that_is_being_written_is_known(text: str, pointer: str, in_na
     assert (places.open, places.in_name) == (pointer, in_name)
 
 
+@pytest.mark.slow
 @given(st.text(st.sampled_from("ab\t\n"), max_size=300), st.data())
 def test_the_caret_is_under_the_character(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))

@@ -254,6 +254,7 @@ def test_an_alternative_that_the_longest_match_leaves_no_text_is_no_trap() -> No
 TERMINALS = ["A: /a/", "A: /a+/", "A: /a*b/", "A: /ab?/", "A: /(a|ab)/", "A: /a+?/", "A: /[ab]+/"]
 
 
+@pytest.mark.slow
 def test_random_grammars_have_the_texts_that_lark_finds() -> None:
     """Also those that have none, and those of which some alternatives have none."""
     num_refused = 0

@@ -46,6 +46,7 @@ def spellings(text: str) -> list[bytes]:
     return [json.dumps({"input": text}, ensure_ascii=is_ascii).encode() for is_ascii in (False, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARK)
 @given(data=st.data())
 @settings(max_examples=5)
@@ -56,6 +57,7 @@ def test_the_strings_are_those_that_lark_parses(name: str, data: st.DataObject) 
         assert accepts(in_string(LARK[name][0]), written) == expected, text
 
 
+@pytest.mark.slow
 @given(mutated(OWN_TEXTS, 'abc="\\ \t\n1/é😀'))
 def test_what_has_to_be_escaped_is(text: str) -> None:
     expected = parses(judge(OWN), text)
@@ -63,6 +65,7 @@ def test_what_has_to_be_escaped_is(text: str) -> None:
         assert accepts(in_string(OWN), written) == expected, text
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PATTERNS), st.text(st.sampled_from('ab"\\/\n é😀0123-x'), max_size=9))
 def test_a_pattern_matches_the_whole_string(pattern: str, text: str) -> None:
     grammar = compile_constraint(JsonString(Regex(pattern), *AROUND), byte_vocabulary())

@@ -68,6 +68,7 @@ def test_words_that_the_tokens_cannot_spell_are_not_quoted() -> None:
     assert {"one", "men"} <= found
 
 
+@pytest.mark.exhaustive
 def test_a_long_text_is_quoted() -> None:
     rng = random.Random(1)
     words = [f"{rng.choice('bcdfgh')}{rng.choice('aeiou')}{number}" for number in range(3000)]

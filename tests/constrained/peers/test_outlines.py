@@ -214,6 +214,7 @@ def test_an_exponential_pattern_is_refused(constraint: GrammarSource) -> None:
         compiled(constraint)
 
 
+@pytest.mark.slow
 def test_an_index_that_exceeds_memory_is_refused() -> None:
     words = [bytes([a, b, c]) for a in range(97, 123) for b in range(97, 123) for c in range(97, 123)]
     tokens = [bytes([n]) for n in range(256)] + words + [None]

@@ -59,7 +59,7 @@ def spellings(code: int) -> dict[Encoding, list[bytes]]:
     return {"utf8": [chr(code).encode()], "json_string": [text.encode() for text in (plain, escaped, upper)]}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(sets=st.lists(SETS, max_size=3), code=CODES)
 @example(sets=[((0, 0x10FFFF),)], code=0xE000)
 @example(sets=[((0x10000, 0x10001), (0x10003, 0x10400))], code=0x10002)
@@ -97,6 +97,7 @@ def test_other_bytes_decode_to_no_character(data: bytes) -> None:
     assert (class_read(byte_decoder(alphabet, "json_string"), data) is not None) == is_character
 
 
+@pytest.mark.slow
 @given(a=SETS, b=SETS, code=CODES)
 def test_a_common_alphabet_refines_both(a: CharSet, b: CharSet, code: int) -> None:
     first, second = alphabet_of((a,))[0], alphabet_of((b,))[0]

@@ -135,6 +135,7 @@ def test_numbers_are_compared_by_value(bound: Decimal, value: Decimal, strict: b
 BOUNDS = st.none() | st.builds(NumberBound, st.sampled_from([*map(Decimal, range(-3, 4)), *VALUES_NEAR]), st.booleans())
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     ranges=st.lists(st.builds(NumberRange, BOUNDS, BOUNDS), max_size=6),
@@ -173,6 +174,7 @@ def holds(each: NumberRange, value: Decimal) -> bool:
     )
 
 
+@pytest.mark.exhaustive
 def test_states_of_many_ranges_are_linear_in_their_digits() -> None:
     ranges = [NumberRange(*(NumberBound(Decimal(10 * n + more), False) for more in (0, 3))) for n in range(3000)]
     assert in_ranges(ranges, number_positions).num_states < 12 * len(ranges)
@@ -196,6 +198,7 @@ def test_states_are_linear_in_the_digits_of_a_bound() -> None:
     assert len(decimal_positions(values)[0]) < 12 * len(values)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(values=st.lists(VALUES, min_size=1, max_size=8, unique=True), more=st.lists(VALUES, max_size=4))
 @example(values=[Decimal(0)], more=[])
@@ -229,6 +232,7 @@ PARTS = st.builds(
 ).filter(lambda part: isinstance(part, NumberPart))
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None)
 @given(parts=st.lists(PARTS, min_size=1, max_size=6, unique=True), value=VALUES)
 def test_a_product_tells_which_parts_hold(parts: list[NumberPart], value: Decimal) -> None:
@@ -249,6 +253,7 @@ def test_many_bounds_need_no_automaton_each() -> None:
     assert {bits.bit_count() for bits in product.accepted} == set(range(701))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     divisor=st.integers(1, 40),

@@ -27,6 +27,7 @@ from ramiform.tests.constrained.walks import BYTES, byte_vocabulary
 WORDS = st.text("ab0é🙂", max_size=5)
 
 
+@pytest.mark.slow
 @given(texts=st.dictionaries(WORDS.map(str.encode), st.integers(0, 3), max_size=12), others=st.lists(WORDS))
 def test_every_text_ends_with_its_label_and_no_other_text_is_accepted(
     texts: dict[bytes, int], others: list[str]
@@ -37,6 +38,7 @@ def test_every_text_ends_with_its_label_and_no_other_text_is_accepted(
     assert (dfa.accepting == (labels >= 0)).all()
 
 
+@pytest.mark.slow
 @given(
     texts=st.dictionaries(WORDS.map(str.encode), st.integers(0, 2), max_size=8),
     repeated=st.sets(WORDS.map(str.encode)),
@@ -66,6 +68,7 @@ def test_the_automaton_is_the_smallest(texts: set[str]) -> None:
     assert dfa.num_states == len(rests) + 1
 
 
+@pytest.mark.slow
 @given(texts=st.sets(WORDS, max_size=12), others=st.lists(WORDS))
 def test_characters_are_read_as_by_the_subset_construction(texts: set[str], others: list[str]) -> None:
     chars = listed_chars(texts)
@@ -83,6 +86,7 @@ def test_too_many_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         listed_dfa({b"a" * 60: 0})
 
 
+@pytest.mark.slow
 @given(choices=st.lists(WORDS, min_size=1, max_size=12), others=st.lists(WORDS))
 def test_choices_are_all_that_is_allowed(choices: list[str], others: list[str]) -> None:
     grammar = compile_constraint(Choices(choices), Vocabulary.from_tokens([*BYTES, "é".encode(), b"b0", None], [258]))
@@ -91,6 +95,7 @@ def test_choices_are_all_that_is_allowed(choices: list[str], others: list[str]) 
         assert (all(map(matcher.accept, text.encode())) and matcher.is_accepting()) == (text in choices)
 
 
+@pytest.mark.exhaustive
 def test_fifty_thousand_random_choices_are_allowed() -> None:
     numbers = random.Random(0)
     choices = [str(UUID(int=numbers.getrandbits(128))) for _ in range(50_000)]
@@ -114,6 +119,7 @@ def test_fifty_thousand_choices_need_few_states() -> None:
     assert grammar.generation.automaton.tables.num_states < 200
 
 
+@pytest.mark.slow
 @given(
     values=st.dictionaries(
         st.decimals(-1000, 1000, places=2)

@@ -42,6 +42,7 @@ def naive_product(a: Table, b: Table, lives: Lives) -> dict[tuple[int, int], lis
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), lives=st.sampled_from(["both", "first", "either"]))
 def test_a_product_has_the_reachable_pairs_and_their_successors(data: st.DataObject, lives: Lives) -> None:
@@ -74,6 +75,7 @@ def test_the_check_can_stop_a_product() -> None:
         pair_product(chain, other, "both", check)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_live_states_are_those_that_reach_an_accepting_one(data: st.DataObject) -> None:

@@ -48,6 +48,7 @@ PATTERNS = st.recursive(
 TEXTS = st.text(st.sampled_from("aabbcA_1 .-\n\\é東🙂{]^") | st.characters(exclude_categories=["Cs"]), max_size=6)
 
 
+@pytest.mark.slow
 @given(pattern=PATTERNS, texts=st.lists(TEXTS, min_size=3, max_size=8))
 @example(pattern="a|ab", texts=["a", "ab", "abb"])
 @example(pattern="(?:a|^)(?:b|c)*", texts=["b", "ab", "", "aa"])
@@ -70,6 +71,7 @@ def test_a_text_matches_exactly_if_re_matches_it(pattern: str, texts: list[str])
     assert witness is None or judge.fullmatch(witness), witness
 
 
+@pytest.mark.slow
 @given(pattern=PATTERNS, texts=st.lists(TEXTS, min_size=3, max_size=8))
 @example(pattern="^(?!a$)", texts=["a", "aa", ""])
 def test_a_schemas_pattern_is_searched_for(pattern: str, texts: list[str]) -> None:
@@ -133,6 +135,7 @@ def test_a_category_is_that_of_unicodedata(text: str, category: str) -> None:
     assert found.accepts(text) == all(unicodedata.category(character).startswith(category) for character in text)
 
 
+@pytest.mark.slow
 @given(a=PATTERNS, b=PATTERNS, texts=st.lists(TEXTS, min_size=3, max_size=8))
 def test_languages_form_a_boolean_algebra(a: str, b: str, texts: list[str]) -> None:
     first, second = (char_dfa(parse_regex(pattern), CompileBudget()) for pattern in (a, b))
@@ -177,6 +180,7 @@ def by_interegular(pattern: str) -> CharDfa:
     return trimmed_char_dfa(alphabet, rows, [False, *(state in fsm.finals for state in number)])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(pattern=SIMPLE)
 @example(pattern="a{2,4}(?:bc|[x-z0-9]+)*")
@@ -275,6 +279,7 @@ def test_case_is_ignored_as_by_re(letters: str) -> None:
         assert matched(f"(?iu){part}") == "".join(filter(judge.match, BMP))
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=20, deadline=None)
 @given(letter=st.sampled_from(CASED))
 def test_every_letter_has_the_variants_of_re(letter: str) -> None:
@@ -297,6 +302,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["python", "ecma"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_may_stand_for_itself(script: str, dialect: Literal["python", "ecma"]) -> None:

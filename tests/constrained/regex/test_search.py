@@ -40,7 +40,7 @@ def matches_of(patterns: list[str], text: bytes, first: int) -> list[tuple[int, 
     return sorted(found)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=3), pieces=PIECES, data=st.data())
 def test_the_first_match_is_found_in_the_chunk_in_which_it_ends(

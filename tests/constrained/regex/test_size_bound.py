@@ -25,6 +25,7 @@ PATTERNS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PATTERNS, st.sampled_from(["^", ""]), st.sampled_from(["$", ""]))
 def test_an_automaton_is_within_its_bound_and_matches_some_text(pattern: str, start: str, end: str) -> None:
     expression = parse_regex(f"{start}{pattern}{end}", "ecma")

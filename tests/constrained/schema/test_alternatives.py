@@ -81,6 +81,7 @@ def bounded(count: int) -> Any:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 def test_a_recursive_union_writes_each_alternative_in_each_other(keyword: str) -> None:
     schema = recursive(9, keyword)
@@ -93,6 +94,7 @@ def test_a_recursive_union_writes_each_alternative_in_each_other(keyword: str) -
         assert accepts(grammar, text_of(value)) == is_valid(judged, text_of(value).decode()), value
 
 
+@pytest.mark.slow
 def test_alternatives_are_told_apart_by_the_bounds_of_a_number() -> None:
     schema = bounded(70)
     grammar, judged = compiled(schema), judge(schema)
@@ -102,6 +104,7 @@ def test_alternatives_are_told_apart_by_the_bounds_of_a_number() -> None:
                 assert accepts(grammar, text) == is_valid(judged, text.decode()), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [recursive, bounded, tools])
 def test_work_grows_with_the_number_of_alternatives_and_no_faster(make: Callable[[int], Any]) -> None:
     accepts(compiled(make(20)), b"{}")  # makes what all of them share
@@ -135,6 +138,7 @@ def test_a_union_of_many_tools_writes_each_of_them(keyword: str, order: Property
         assert not accepts(grammar, text_of({"arguments": {f"a{number + 1}": 3}} | name))
 
 
+@pytest.mark.slow
 def test_a_thousand_alternatives_by_a_number() -> None:
     numbers = {
         "anyOf": [{"properties": {"x": {"const": n}, f"k{n}": {"const": n}}, "required": ["x"]} for n in range(1000)]
@@ -146,6 +150,7 @@ def test_a_thousand_alternatives_by_a_number() -> None:
         assert not accepts(grammar, text_of(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"type": "array"}, {"type": ["array", "string"]}])
 def test_too_many_contains_are_refused_whatever_else_is_allowed(more: Any) -> None:
     schema = more | {"allOf": [{"contains": {"const": n}} for n in range(33)]}
@@ -159,6 +164,7 @@ def test_too_many_contains_are_refused_whatever_else_is_allowed(more: Any) -> No
     assert accepts(compiled(schema), text_of(list(range(32))))
 
 
+@pytest.mark.slow
 def test_too_many_divisors_or_patterns_are_refused_whatever_else_is_allowed() -> None:
     for parts in (
         [{"multipleOf": prime} for prime in (997, 991, 983, 977)],

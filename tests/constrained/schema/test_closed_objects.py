@@ -259,7 +259,7 @@ def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, o
             jsonschema.validate(value, closed(schema))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @many(40)
 @given(
     schema=st.sampled_from(
@@ -403,6 +403,7 @@ def test_a_schema_that_is_nested_too_deep_is_refused_as_such(depth: int) -> None
         compile_constraint(JsonSchema(schema, CLOSED), shared_vocabulary())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required_first", [False, True])
 @pytest.mark.parametrize("number", [3, 300])
 def test_members_that_require_others_come_in_order(number: int, required_first: bool) -> None:
@@ -447,7 +448,7 @@ def test_a_token_that_contains_a_used_name_is_not_allowed(name: str, gap: str) -
     assert after_comma not in allowed(matcher, vocabulary)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @many(60)
 @given(
     parts=st.lists(

@@ -29,7 +29,7 @@ def valid(value: Any, schema: Any) -> bool:
     return bool(jsonschema.Draft202012Validator(schema, format_checker=CHECKER).is_valid(value))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32), whitespace=st.sampled_from(["compact", "bounded", "any"]))
 def test_outputs_drawn_from_masks_are_valid(schema: Any, seed: int, whitespace: WhitespacePolicy) -> None:
@@ -43,6 +43,7 @@ def test_outputs_drawn_from_masks_are_valid(schema: Any, seed: int, whitespace: 
         assert valid(json.loads(text), schema), text
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data(), schema=SCHEMAS)
 def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject, schema: Any) -> None:
@@ -252,6 +253,7 @@ def test_texts_that_must_not_be_accepted(schema: Any, text: str) -> None:
     assert not accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
 
 
+@pytest.mark.slow
 def test_a_compiler_without_references_is_freed() -> None:
     different = {"oneOf": [{"minimum": 1}, {"maxItems": 2}]}
     schema = {"anyOf": [{"properties": {"a": {"not": {"type": "array"}}}}, different]}
@@ -264,6 +266,7 @@ def test_a_compiler_without_references_is_freed() -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "text"),
     [

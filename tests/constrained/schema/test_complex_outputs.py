@@ -95,6 +95,7 @@ def test_an_output_that_gets_to_what_is_too_complex_fails_with_its_pointer(
         assert accepts(grammar, b'{"m3": {"n1": [1, 2]}, "x": {"x": {"m1": {}}}}')
 
 
+@pytest.mark.exhaustive
 def test_outputs_beside_one_that_is_too_complex_get_their_masks(case: tuple[CompiledGrammar, bytes, str]) -> None:
     grammar, text, _ = case
     failing, _ = written_up_to_the_error(grammar, text)
@@ -110,6 +111,7 @@ def test_outputs_beside_one_that_is_too_complex_get_their_masks(case: tuple[Comp
     assert out[1].any()
 
 
+@pytest.mark.slow
 def test_the_report_on_a_schema_names_what_is_too_complex_for_a_text() -> None:
     inner, value, named = CASES["divisors"]
     schema = json.dumps({"allOf": [far_inside(each) for each in inner]})

@@ -55,6 +55,7 @@ def independent(count: int, letter: str = "a") -> Any:
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("required", [True, False])
 def test_three_hundred_conditions_on_one_tag(required: bool) -> None:
     schema = switch(300, required=required)
@@ -173,7 +174,7 @@ def chain(count: int, keyword: str = "dependentRequired") -> Any:
     return {"type": "object", "allOf": clauses}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("more", "keyword", "order"),
     [
@@ -196,6 +197,7 @@ def test_names_that_require_others_in_a_long_chain(more: Any, keyword: str, orde
     assert accepts(grammar, text_of({"a150": 1, "a149": 1})) == (order == "any")
 
 
+@pytest.mark.slow
 def test_a_long_chain_beside_conditions_on_other_members() -> None:
     clauses = [*chain(300, "if")["allOf"], *independent(60, "c")["allOf"]]
     random.Random(1).shuffle(clauses)
@@ -249,6 +251,7 @@ def thresholds(count: int) -> Any:
     return {"type": "object", "properties": {"n": {"type": "integer"}}, "allOf": clauses}
 
 
+@pytest.mark.exhaustive
 def test_many_conditions_on_one_number_or_text() -> None:
     schema = thresholds(120)
     grammar = compiled(schema)

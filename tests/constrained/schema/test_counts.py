@@ -73,7 +73,7 @@ def test_a_large_bound_on_items_needs_few_states(keywords: dict[str, Any], most_
     assert grammar.generation.automaton.tables.num_states <= most_states
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "keywords",
     [

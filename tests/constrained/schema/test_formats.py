@@ -79,6 +79,7 @@ def _distance(chars: CharDfa, state: int) -> int:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JUDGED)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
@@ -139,6 +140,7 @@ def test_every_ip_address_is_accepted(address: ipaddress.IPv4Address | ipaddress
     assert of(name).accepts(address.exploded)
 
 
+@pytest.mark.slow
 @given(
     text=st.text("01259abcf:.", max_size=14) | st.lists(st.sampled_from(["1", "ab", "", "", "1.2.3.4"])).map(":".join)
 )
@@ -152,6 +154,7 @@ def test_ip_addresses_agree_with_the_standard_library(text: str) -> None:
             assert of(name).accepts(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_an_international_hostname_can_be_encoded(seed: int) -> None:
@@ -166,6 +169,7 @@ def test_common_patterns_are_of_the_format_regex(pattern: str) -> None:
     assert of("regex").accepts(pattern)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(text=st.text("ab0[]()-^$|*+?{},\\d.", max_size=8))
 def test_a_regex_that_is_accepted_compiles(text: str) -> None:
@@ -195,6 +199,7 @@ REGEX_PARTS = st.recursive(
 )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=400, deadline=None)
 @given(text=REGEX_PARTS)
 def test_a_text_of_the_format_regex_is_a_pattern_of_both_languages(text: str) -> None:
@@ -441,6 +446,7 @@ def test_the_documentation_lists_what_is_enforced_what_is_not_and_what_is_known_
     }
 
 
+@pytest.mark.slow
 def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> None:
     """Masks find the automata that compiling made: none of their pieces is made later."""
     alone: tuple[CachedPiece[..., Any], ...] = (format_chars, string_content_dfa, part_block)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 
 from ramiform.constrained.schema.formula import evaluate
@@ -37,6 +38,7 @@ def test_truths_of_listed_values_do_not_look_at_parts_that_list_others() -> None
     assert CountedPart.asked <= 5 * len(parts)
 
 
+@pytest.mark.slow
 @MANY
 @given(seed=SEEDS)
 def test_sparse_truths_are_those_of_the_formulas(seed: int) -> None:
@@ -55,6 +57,7 @@ def test_sparse_truths_are_those_of_the_formulas(seed: int) -> None:
         assert truths in known, text
 
 
+@pytest.mark.slow
 def test_joint_truths_of_many_texts_have_one_combination_for_each() -> None:
     compiler = compiler_of(True)
     goals = tuple(compiler.goal_of({"const": f"tool_{n}"}) for n in range(1000))

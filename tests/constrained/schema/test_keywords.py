@@ -91,6 +91,7 @@ def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[
         assert accepted == judge.is_valid(value), text
 
 
+@pytest.mark.slow
 @many(60)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_an_output_that_may_end_is_valid(schema: Any, seed: int) -> None:
@@ -194,6 +195,7 @@ MANY_EVALUATIONS: list[Any] = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rest", [False, {"const": 7}])
 @pytest.mark.parametrize("schema", MANY_EVALUATIONS)
 def test_each_of_many_members_has_its_own_conditions_to_be_evaluated(schema: Any, rest: Any) -> None:
@@ -230,6 +232,7 @@ def takes(schema: Any, text: str) -> bool:
     return accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1e308, -1e308, 1.7976931348623157e308, 5e-324, 2.2250738585072014e-308])
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 def test_bounds_may_be_any_double(value: float, keyword: str) -> None:
@@ -263,6 +266,7 @@ def test_bounds_may_be_long_integers(bound: int) -> None:
     assert not takes({"type": "integer", "maximum": bound}, str(bound + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low", [10**28 + 1, -(2**127), 0, 1 - 10**300, 3 * 10**30 + 1])
 @pytest.mark.parametrize("width", [0, 1, 5, 999, 1000, 2**128 - 1, 2**256 - 1])
 @pytest.mark.parametrize("bounds", [("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")])

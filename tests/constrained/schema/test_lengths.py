@@ -42,6 +42,7 @@ CONDITION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["any", "schema"])
 @pytest.mark.parametrize(
     ("schema", "value", "valid"),

@@ -119,6 +119,7 @@ def judged(schema: Any, text: bytes) -> bool:
         sys.setrecursionlimit(limit)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("options", [SchemaOptions(), SchemaOptions("closed")], ids=["schema", "closed"])
 def test_what_is_begun_near_the_greatest_depth_can_end(name: str, options: SchemaOptions) -> None:
@@ -155,6 +156,7 @@ def test_a_chain_begins_exactly_where_it_can_end(length: int) -> None:
     assert allowed(matcher, BYTES) == [ord("x")], "the name of the chain is not begun"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [100, MAX_START_DEPTH, MAX_START_DEPTH + 1, 300])
 @pytest.mark.parametrize("is_defined", [False, True])
 def test_a_schema_whose_values_are_all_nested_too_deep_is_refused(length: int, is_defined: bool) -> None:
@@ -171,6 +173,7 @@ def test_a_schema_whose_values_are_all_nested_too_deep_is_refused(length: int, i
         assert caught.value.pointer == pointer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["any", "chains", "items", "given"])
 def test_masks_near_the_levels_that_limit_values_agree_with_steps(name: str) -> None:
     vocabulary = shared_vocabulary()

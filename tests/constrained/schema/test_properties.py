@@ -63,7 +63,7 @@ def test_a_text_is_accepted_exactly_when_its_value_is_valid(
         assert accepts(grammar, text.encode()) == is_valid(validator, text), text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, order=st.sampled_from(["any", "schema"]), draft=DRAFTS)
 def test_outputs_drawn_from_masks_are_valid(
@@ -113,7 +113,7 @@ def _takes(matcher: Matcher, data: bytes) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, backs=st.lists(st.integers(0, 6), max_size=6))
 def test_masks_steps_ends_forced_bytes_and_rollback_agree(

@@ -155,6 +155,7 @@ def test_items_are_different_however_their_slashes_are_written(least: int) -> No
     assert outcomes == {True, False}
 
 
+@pytest.mark.slow
 def test_an_array_with_too_many_constraints_on_its_items_is_refused() -> None:
     """The work grows with the fourth power of their number: forty took seconds for one token."""
 

@@ -160,7 +160,7 @@ def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
 def test_unique_items_of_which_many_are_needed(name: str) -> None:
     schema = {"type": "array", "uniqueItems": True, **UNIQUE[name]}
     assert compiled(schema) is not None
-    walk_all(schema, 250)
+    walk_all(schema, 400)
 
 
 @pytest.mark.slow
@@ -305,6 +305,7 @@ def test_single_texts_of_a_format_are_excluded(form: str, limits: dict[str, Any]
     assert [accepts(grammar, json.dumps(text).encode()) for text in (first, other)] == [False, True]
 
 
+@pytest.mark.slow
 def test_states_of_unique_texts_do_not_grow_with_the_items_before() -> None:
     grammar = compiled({"type": "array", "uniqueItems": True, "items": {"type": "string", "maxLength": 20}})
     assert grammar is not None

@@ -38,6 +38,7 @@ def agrees(schema: Any, values: list[Any]) -> None:
         assert found == judge.is_valid(value), value
 
 
+@pytest.mark.exhaustive
 @many(60)
 @given(
     combined(
@@ -64,6 +65,7 @@ BOUNDS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.exhaustive
 @many(60)
 @given(
     combined(BOUNDS | st.sampled_from([{"multipleOf": 5}, {"enum": [3, 2.5, 12]}, {"type": "integer", "minimum": 4}]))
@@ -115,6 +117,7 @@ def test_neighbouring_ranges_of_integers_have_as_many_values_as_they_hold() -> N
         compile_constraint(JsonSchema(schema | {"minItems": 7}), shared_vocabulary())
 
 
+@pytest.mark.exhaustive
 def test_more_patterns_than_can_be_read_are_refused_with_a_pointer() -> None:
     patterns = [{"pattern": f"^p{n}[a-f]{{3}}$"} for n in range(12_000)]
     with pytest.raises(GrammarError, match="more than 200,000,000 steps") as refused:
@@ -122,6 +125,7 @@ def test_more_patterns_than_can_be_read_are_refused_with_a_pointer() -> None:
     assert (refused.value.pointer or "").startswith("/properties/a/anyOf/")
 
 
+@pytest.mark.slow
 def test_a_product_that_is_large_is_refused_with_a_pointer() -> None:
     schema = {"type": "string", "allOf": [{"pattern": letter} for letter in "abcdefghijklmnop"]}
     with pytest.raises(GrammarError, match="too complex") as refused:

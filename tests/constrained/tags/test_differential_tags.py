@@ -49,6 +49,7 @@ def reads(grammar: CompiledGrammar, pieces: list[str]) -> bool:
     return matcher.is_accepting()
 
 
+@pytest.mark.slow
 def test_xgrammar_reads_its_documentation_as_the_naive_reader_does() -> None:
     """Leaves out what docs/use/constrained.md lists as settled by the documentation."""
     xgrammar = pytest.importorskip("xgrammar", exc_type=ImportError)  # the extra `backends`

@@ -82,6 +82,7 @@ def call_grammar() -> CompiledGrammar:
     return compile_constraint(StructuralTag(CALLS), shared_vocabulary())
 
 
+@pytest.mark.slow
 @many(300)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=8))
 def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
@@ -89,7 +90,7 @@ def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
     assert accepts(call_grammar(), text.encode()) == reads(text, CALLS), text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @many(20)
 @given(seed=st.integers(0, 2**32), prefix=st.sampled_from(["", "x<", "<f=", "<f=a>{", "<f=ab>true", "<g>[", "é<<f"]))
 def test_masks_lead_to_valid_texts(seed: int, prefix: str) -> None:
@@ -318,6 +319,7 @@ def test_errors_have_a_pointer(spec: Any, pointer: str | None, words: str) -> No
     assert words in str(caught.value)
 
 
+@pytest.mark.exhaustive
 def test_compiling_takes_work_in_proportion_to_the_tags() -> None:
     """Counts the calls of functions, with a schema of its own in each tag."""
 

@@ -76,6 +76,7 @@ def is_valid(style: str, text: str, members: list[tuple[str, Any]]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_random_parameters_agree_with_a_reader_and_jsonschema(style: str) -> None:
     spec = {"format": {"type": "json_schema", "json_schema": SCHEMA, "style": style}}

@@ -370,7 +370,7 @@ def test_rows_of_graphs_read_their_window_pages(tmp_path: Path) -> None:
             tokens=draw.choices(range(150), k=length),
             sampling=SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True),
         )
-        for index, length in enumerate((50, 9))
+        for index, length in enumerate((58, 9))
     ]
     device = "cuda" if GPU else "cpu"
     settings = {"device": device, "num_pages": 40, "prefill_budget": 32, "max_running": 4, "speculative": "off"}

@@ -24,6 +24,7 @@ def says(text: str) -> Any:
     return lambda prompt, request: "{}" if request.sampling.constraint is not None else text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "json"])
 @pytest.mark.parametrize(
     "text", [CALL, f"```json\n{CALL}\n```", f"I look it up.\n{CALL}"], ids=["bare", "fence", "said"]
@@ -44,6 +45,7 @@ def test_an_answer_that_is_the_json_of_a_call_is_one(text: str, parser: str) -> 
     serving(says(text), check, tool_call_parser=parser)
 
 
+@pytest.mark.slow
 def test_a_strict_server_reads_bare_calls_of_requests_that_ask_for_it() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         tools = {"tools": [tool("a")]}
@@ -53,6 +55,7 @@ def test_a_strict_server_reads_bare_calls_of_requests_that_ask_for_it() -> None:
     serving(says(CALL), check, tool_calls="strict")
 
 
+@pytest.mark.slow
 def test_json_of_a_response_format_is_no_call() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         whole, _ = await both(client, {"tools": [tool("a")], "response_format": FORMAT})
@@ -61,6 +64,7 @@ def test_json_of_a_response_format_is_no_call() -> None:
     serving(lambda prompt, request: "42" if request.sampling.constraint is not None else CALL, check)
 
 
+@pytest.mark.slow
 def test_every_dialect_reads_bare_calls_and_turns_it_off() -> None:
     function = tool("a")["function"]
     flat = {"type": "function", **function}
@@ -84,6 +88,7 @@ def test_every_dialect_reads_bare_calls_and_turns_it_off() -> None:
     serving(says(CALL), check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", range(1, 9))
 def test_the_first_chunk_has_the_role_whatever_the_length(max_tokens: int) -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
@@ -99,6 +104,7 @@ def test_the_first_chunk_has_the_role_whatever_the_length(max_tokens: int) -> No
     serving(lambda prompt, request: 'get_weather"', check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ["", "null", " ", "{}"])
 def test_calls_without_arguments_render_as_an_empty_object(arguments: str) -> None:
     template = (
@@ -124,6 +130,7 @@ def test_calls_without_arguments_render_as_an_empty_object(arguments: str) -> No
 CUT = '{"x": 123'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "own template"])
 def test_a_forced_call_that_was_cut_off_can_be_sent_back(path: str) -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
@@ -148,6 +155,7 @@ def test_a_forced_call_that_was_cut_off_can_be_sent_back(path: str) -> None:
     serving(lambda prompt, _: '{"x": 1234567890}', check, trust_request_chat_template=True)
 
 
+@pytest.mark.slow
 def test_the_prompt_has_the_tools_as_they_were_sent() -> None:
     schema = {"required": ["x"], "type": "object", "properties": {"x": {"type": "integer", "title": "X"}, "a": {}}}
     function = {"parameters": schema, "name": "f", "strict": False, "description": "é <b>"}

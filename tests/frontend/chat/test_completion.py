@@ -94,6 +94,7 @@ def serving(
     run(main())
 
 
+@pytest.mark.slow
 def test_thinking_is_told_from_the_answer() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         whole, usage = await both(client, {})
@@ -106,6 +107,7 @@ def test_thinking_is_told_from_the_answer() -> None:
     serving(lambda prompt, _: "<think>\nLet me see.\n</think>\n\nParis.", check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_the_core_is_told_what_the_conversation_waits_for() -> None:
     def say(prompt: str, request: Generate) -> str:
         constraint = request.sampling.constraint
@@ -123,6 +125,7 @@ def test_the_core_is_told_what_the_conversation_waits_for() -> None:
     serving(say, check)
 
 
+@pytest.mark.slow
 def test_a_grammar_begins_after_the_thinking() -> None:
     def say(prompt: str, request: Generate) -> str:
         if request.sampling.constraint is not None:
@@ -140,6 +143,7 @@ def test_a_grammar_begins_after_the_thinking() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_a_grammar_begins_after_the_thinking_in_other_markers() -> None:
     def say(prompt: str, request: Generate) -> str:
         if request.sampling.constraint is not None:
@@ -155,6 +159,7 @@ def test_a_grammar_begins_after_the_thinking_in_other_markers() -> None:
     serving(say, check, reasoning_parser="magistral")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [{"stop": " me"}, {"stop_regex": " m[aeiou]"}])
 def test_a_stop_of_the_clients_ends_the_answer_in_its_thinking_too(stop: dict[str, str]) -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
@@ -165,6 +170,7 @@ def test_a_stop_of_the_clients_ends_the_answer_in_its_thinking_too(stop: dict[st
     serving(lambda prompt, _: "Let me see.\n</think>\n\n42", check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_thinking_that_never_ends_is_cut_at_the_limit() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         whole, usage = await both(client, {"response_format": FORMAT, "max_tokens": 8})
@@ -174,6 +180,7 @@ def test_thinking_that_never_ends_is_cut_at_the_limit() -> None:
     serving(lambda prompt, _: "and so on " * 50, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_several_forced_calls_in_one_answer() -> None:
     def say(prompt: str, request: Generate) -> str:
         constraint = request.sampling.constraint
@@ -198,7 +205,7 @@ FORMAT_NAMES = sorted(FORMATS)
 SEVERAL = [name for name in FORMAT_NAMES if FORMATS[name].has_marker]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("parser", SEVERAL)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice: str) -> None:
@@ -229,7 +236,7 @@ def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice:
     serving(say, check, tool_call_parser=parser)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("parser", FORMAT_NAMES)
 def test_a_forced_call_is_made_in_every_format(parser: str) -> None:
     def say(prompt: str, request: Generate) -> str:
@@ -267,6 +274,7 @@ def test_a_call_is_held_to_its_schema_once_the_model_opens_it(strict: bool) -> N
     serving(say, check)
 
 
+@pytest.mark.slow
 def test_a_call_whose_schema_cannot_be_compiled_is_read_as_it_is_written_unless_it_is_strict() -> None:
     def script(request: Generate) -> list[int] | RequestError:
         if request.sampling.constraint is not None:
@@ -289,6 +297,7 @@ def test_a_call_whose_schema_cannot_be_compiled_is_read_as_it_is_written_unless_
     run(main())
 
 
+@pytest.mark.slow
 def test_what_is_said_before_a_call_is_no_final_answer() -> None:
     def say(prompt: str, request: Generate) -> str:
         if request.sampling.constraint is not None:
@@ -305,6 +314,7 @@ def test_what_is_said_before_a_call_is_no_final_answer() -> None:
     serving(say, check)
 
 
+@pytest.mark.slow
 def test_what_a_step_has_generated_is_the_next_ones_prefix() -> None:
     def say(prompt: str, request: Generate) -> str:
         return "42" if request.sampling.constraint is not None else "Hm</think> no"
@@ -318,6 +328,7 @@ def test_what_a_step_has_generated_is_the_next_ones_prefix() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_need_not_think_is_not_made_to_for_the_sake_of_tools() -> None:
     def say(prompt: str, request: Generate) -> str:
         if request.sampling.constraint is not None:  # whether the schema compiles
@@ -333,6 +344,7 @@ def test_a_model_that_need_not_think_is_not_made_to_for_the_sake_of_tools() -> N
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_thinking_and_a_forced_call_go_together() -> None:
     def say(prompt: str, request: Generate) -> str:
         return '{"x": 1}' if request.sampling.constraint is not None else "I must call.</think>"
@@ -346,6 +358,7 @@ def test_thinking_and_a_forced_call_go_together() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "field",
     [
@@ -377,6 +390,7 @@ def test_thinking_beyond_its_budget_is_closed_and_the_answer_follows(field: dict
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_a_budget_of_anthropic_s_api_closes_the_thinking_too() -> None:
     def say(prompt: str, request: Generate) -> str:
         return "42" if prompt.endswith("</think>\n\n") else "and so on " * 50
@@ -391,6 +405,7 @@ def test_a_budget_of_anthropic_s_api_closes_the_thinking_too() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_a_budget_of_nothing_closes_the_thinking_at_once_and_a_large_one_changes_nothing() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         without, _ = await both(client, {"thinking_token_budget": 0})
@@ -406,6 +421,7 @@ def test_a_budget_of_nothing_closes_the_thinking_at_once_and_a_large_one_changes
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_a_budget_does_not_make_a_model_think_whose_thinking_is_off() -> None:
     def say(prompt: str, _: Generate) -> str:
         assert not prompt.endswith("<think>\n")
@@ -419,6 +435,7 @@ def test_a_budget_does_not_make_a_model_think_whose_thinking_is_off() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.slow
 def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         whole, usage = await both(client, {"reasoning": {"exclude": True}})

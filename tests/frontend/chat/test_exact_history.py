@@ -173,6 +173,7 @@ def test_an_edited_answer_keeps_the_ids_before_the_edit(content: str, num: int |
     assert asked.num_remembered == (len(said) if num is None else num)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_any_history_keeps_its_text_and_its_special_tokens(seed: int) -> None:
@@ -267,6 +268,7 @@ def test_an_answer_whose_reasoning_is_left_out_keeps_the_ids_of_its_content() ->
     assert again.tokens[: len(asked.tokens) + len(content)] == [*asked.tokens, *content]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size + 1), max_size=30))
 def test_ids_are_remembered_as_far_as_a_prompt_can_repeat_their_text(ids: list[int]) -> None:
     index = TokenTextIndex(TOKENIZER)
@@ -279,6 +281,7 @@ def test_ids_are_remembered_as_far_as_a_prompt_can_repeat_their_text(ids: list[i
         assert (part == text[:end]) == bool(is_whole[place])
 
 
+@pytest.mark.slow
 def test_a_client_that_drops_the_reasoning_gets_the_ids_of_the_content() -> None:
     """Answer with reasoning in one-letter tokens; the next prompt must hold the content's only."""
 
@@ -300,6 +303,7 @@ def test_a_client_that_drops_the_reasoning_gets_the_ids_of_the_content() -> None
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "num"), [({}, 11), ({"seed": 1}, 0), ({"exact_history": False}, 0)])
 def test_requests_with_a_seed_have_the_tokenizers_ids(fields: dict[str, Any], num: int) -> None:
     async def main() -> None:
@@ -314,6 +318,7 @@ def test_requests_with_a_seed_have_the_tokenizers_ids(fields: dict[str, Any], nu
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_only_an_admin_key_raises_priorities_where_there_are_several() -> None:
     async def main() -> None:
         async with served(api_key="one,two", admin_key="root") as (_, client):
@@ -326,6 +331,7 @@ def test_only_an_admin_key_raises_priorities_where_there_are_several() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_requests_carry_the_session_that_headers_and_fields_name() -> None:
     async def main() -> None:
         async with served() as (built, client):

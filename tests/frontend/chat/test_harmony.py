@@ -65,6 +65,7 @@ def write_call(name: str, arguments: dict[str, Any], *, in_role: bool) -> str:
 plain = st.text("ab <|>.\n", max_size=20).filter(lambda text: not any(marker in text for marker in MARKERS))
 
 
+@pytest.mark.slow
 @given(
     plain.filter(bool),
     plain.filter(bool),
@@ -236,6 +237,7 @@ FREE = (
 )
 
 
+@pytest.mark.slow
 def test_a_free_answer_is_read_and_ends_at_its_call() -> None:
     async def check(built: Any, client: httpx.AsyncClient) -> None:
         whole, usage = await both(client, {"tools": [tool("a"), tool("b")]})
@@ -249,6 +251,7 @@ def test_a_free_answer_is_read_and_ends_at_its_call() -> None:
     serving(lambda prompt, _: FREE, check)
 
 
+@pytest.mark.slow
 def test_a_grammar_holds_the_final_message_only() -> None:
     def say(prompt: str, request: Generate) -> str:
         constraint = request.sampling.constraint
@@ -302,6 +305,7 @@ def test_a_forced_call_is_written_in_the_format(tools: list[dict[str, Any]], cho
     serving(say, check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [True, False])
 def test_strict_tools_leave_the_choice_to_the_model(calls: bool) -> None:
     def say(prompt: str, request: Generate) -> str:
@@ -321,6 +325,7 @@ def test_strict_tools_leave_the_choice_to_the_model(calls: bool) -> None:
     serving(say, check)
 
 
+@pytest.mark.slow
 def test_thinking_beyond_its_budget_is_closed() -> None:
     def say(prompt: str, request: Generate) -> str:
         constraint = request.sampling.constraint
@@ -340,6 +345,7 @@ def test_thinking_beyond_its_budget_is_closed() -> None:
     serving(say, check)
 
 
+@pytest.mark.slow
 def test_a_final_message_is_continued() -> None:
     async def check(built: Any, client: httpx.AsyncClient) -> None:
         messages = [*CHAT["messages"], {"role": "assistant", "content": "The capital"}]
@@ -352,6 +358,7 @@ def test_a_final_message_is_continued() -> None:
     serving(lambda prompt, _: " is Paris.<|return|>", check)
 
 
+@pytest.mark.slow
 def test_a_forced_call_follows_a_message_that_was_begun() -> None:
     def say(prompt: str, request: Generate) -> str:
         constraint = request.sampling.constraint

@@ -63,6 +63,7 @@ def test_calls_are_read_as_they_were_meant() -> None:
         judge(seed)
 
 
+@pytest.mark.slow
 @fuzz(st.integers(1500, 1 << 40), examples=30)
 def test_many_more_calls_are_read_as_they_were_meant(seed: int) -> None:
     judge(seed)

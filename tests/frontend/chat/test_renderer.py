@@ -40,7 +40,7 @@ def render(
 contents = st.lists(st.sampled_from([*NAMES, "a", "<", "|im_end|>", "<|im", "é", "\n", " "]), min_size=1, max_size=8)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(st.sampled_from(sorted(templates.ALL)), contents, contents)
 def test_the_text_is_the_templates_and_names_in_contents_are_not_trusted(
     name: str, first: list[str], second: list[str]

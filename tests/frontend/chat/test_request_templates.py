@@ -36,10 +36,12 @@ def render(source: str) -> str:
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_template_renders_as_in_process() -> None:
     assert render(SIMPLE) == ChatTemplate(SIMPLE, {"bos_token": "<s>"}).render(**ARGUMENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "param", "text"),
     [
@@ -71,10 +73,8 @@ def also(source: str) -> ParameterSet:
 @pytest.mark.parametrize(
     "source",
     [
-        also("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
         "{% for a in range(99999) %}{% for b in range(99999) %}and so on{% endfor %}{% endfor %}",
         "{% set ns = namespace(x='x' * 99) %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        also("{{ 'x' | center(99999999999) }}"),
         "{{ 'x'.ljust(9999999999) }}",
         "{{ 9 ** (9 ** 9) }}",
         also("{{ range(99999) | map('string') | list | join('x' * 99999) | length }}"),
@@ -94,6 +94,7 @@ def test_no_template_takes_more_than_its_share(source: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_processes_are_used_again_and_end_with_their_owner() -> None:
     async def main() -> int:
         templates = RequestTemplates()
@@ -108,6 +109,7 @@ def test_processes_are_used_again_and_end_with_their_owner() -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced() -> None:
     """As a system without memory kills: it is not the template's fault."""
 
@@ -122,6 +124,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_process_answers_with_high_descriptors_as_where_many_connections_are_open() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
@@ -149,6 +152,7 @@ def decoded(built: House, number: int) -> str:
     return shipped_tokenizer().decode(built.core.requests[number].tokens, skip_special_tokens=False)
 
 
+@pytest.mark.slow
 def test_a_request_brings_its_template_where_the_server_allows_it() -> None:
     async def check() -> None:
         async with (
@@ -171,6 +175,7 @@ def test_a_request_brings_its_template_where_the_server_allows_it() -> None:
     run(check())
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_allow_it_says_by_which_flag() -> None:
     async def check() -> None:
         async with house(http=True) as built, httpx.AsyncClient(base_url=built.url, timeout=60) as client:

@@ -215,6 +215,7 @@ written_calls = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(DIALECTS), written_calls, st.lists(st.integers(0, 999), max_size=8))
 def test_calls_are_read_whatever_the_pieces(dialect: str, calls: Written, places: list[int]) -> None:
     if dialect == "json fenced":
@@ -243,6 +244,7 @@ typed_calls = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(TAGGED), typed_calls, st.lists(st.integers(0, 999), max_size=8))
 def test_arguments_written_as_texts_get_the_types_of_the_schema(
     dialect: str, calls: Written, places: list[int]
@@ -259,6 +261,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["functiongemma", "gemma4", "deepseek_v32"]),
     st.dictionaries(st.sampled_from(["city", "a"]), nested, max_size=2),
@@ -281,6 +284,7 @@ def test_texts_without_a_schema_are_json_where_they_can_be() -> None:
     assert json.loads(read.arguments) == {"a": 1, "c": True, "e": "so so"}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(MARKED), written_calls, st.lists(st.integers(0, 999), max_size=8))
 def test_text_before_calls_is_text(dialect: str, calls: Written, places: list[int]) -> None:
     text, read = parse(dialect, cut("I shall look.\n\n" + write(dialect, calls), places))

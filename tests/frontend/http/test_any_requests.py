@@ -105,6 +105,7 @@ async def lives(built: House) -> None:
         assert await peer.answer() == 200
 
 
+@pytest.mark.slow
 def test_any_head_is_answered_or_its_connection_ends() -> None:
     with one_house() as (built, run):
 
@@ -124,6 +125,7 @@ def test_any_head_is_answered_or_its_connection_ends() -> None:
         throw()
 
 
+@pytest.mark.exhaustive
 def test_any_body_is_answered_or_refused_by_name() -> None:
     bodies = st.sampled_from(sorted(BODIES)).flatmap(
         lambda route: st.tuples(
@@ -152,6 +154,7 @@ def test_any_body_is_answered_or_refused_by_name() -> None:
             run(client.aclose())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["/v1/ramiform/live", "/v1/responses"])
 def test_any_message_on_a_socket_is_answered_or_ends_it(route: str) -> None:
     create = {"type": "response.create", **BODIES["/v1/responses"]}

@@ -25,6 +25,7 @@ MAX_BODY_BYTES = ServeConfig(socket_dir="").max_body_mib << 20
 BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []
 
 
+@pytest.mark.slow
 def test_health_follows_the_model() -> None:
     async def main() -> None:
         async with served(ready=False, page=False) as (built, client):
@@ -43,6 +44,7 @@ def test_health_follows_the_model() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_facts_and_cache() -> None:
     async def main() -> None:
         async with served() as (built, client):
@@ -58,6 +60,7 @@ def test_facts_and_cache() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_tokens_there_and_back() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -83,7 +86,7 @@ def test_tokens_there_and_back() -> None:
     run(main())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenisation runs in a thread; on the event loop it would block every client."""
     told: list[tuple[str, bool]] = []
@@ -118,6 +121,7 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
     run(main())
 
 
+@pytest.mark.slow
 def test_a_response_in_the_background_that_fails_on_our_side_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: ResponseService, body: Any, ask: Any, entry: Any) -> AsyncIterator[Any]:
         raise ZeroDivisionError("ours")
@@ -137,6 +141,7 @@ def test_a_response_in_the_background_that_fails_on_our_side_says_so(monkeypatch
     run(main())
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_everywhere_but_at_health() -> None:
     async def main() -> None:
         async with served(api_key="sécret") as (_, client):
@@ -152,6 +157,7 @@ def test_a_key_is_asked_for_everywhere_but_at_health() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_unknown_paths_and_methods_have_the_same_error_shape() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -163,6 +169,7 @@ def test_unknown_paths_and_methods_have_the_same_error_shape() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_body_beyond_the_limit_is_refused() -> None:
     async def main() -> None:
         async def chunks() -> AsyncIterator[bytes]:
@@ -183,6 +190,7 @@ def test_a_body_beyond_the_limit_is_refused() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_request_id_is_echoed_or_made() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -194,6 +202,7 @@ def test_a_request_id_is_echoed_or_made() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     async def main() -> None:
         async with served() as (built, _):
@@ -205,7 +214,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     run(main())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_api_describes_itself() -> None:
     async def main() -> None:
         async with served() as (_, client):

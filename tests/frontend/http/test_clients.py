@@ -34,6 +34,7 @@ BODIES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", KEYS, ids=str)
 def test_every_probe_answers_under_every_mode_of_keys_and_limits(settings: dict[str, Any]) -> None:
     async def main() -> None:
@@ -53,6 +54,7 @@ def test_every_probe_answers_under_every_mode_of_keys_and_limits(settings: dict[
     run(main())
 
 
+@pytest.mark.slow
 def test_a_body_of_any_type_is_read_unless_a_page_of_another_origin_sends_it() -> None:
     async def main() -> None:
         async with served(cors_origins="https://listed.example") as (built, client):
@@ -78,6 +80,7 @@ def test_a_body_of_any_type_is_read_unless_a_page_of_another_origin_sends_it() -
     run(main())
 
 
+@pytest.mark.slow
 def test_the_tool_runner_of_anthropics_sdk_is_told_that_there_are_no_threads() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -98,6 +101,7 @@ def test_the_tool_runner_of_anthropics_sdk_is_told_that_there_are_no_threads() -
     run(main())
 
 
+@pytest.mark.slow
 def test_items_of_stored_responses_are_named_in_a_later_input() -> None:
     """Send the second turn of the AI SDK: its own messages, and references in place of the answers."""
 
@@ -125,6 +129,7 @@ def test_items_of_stored_responses_are_named_in_a_later_input() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_false_that_asks_for_something_is_honoured_or_refused() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -148,6 +153,7 @@ def test_a_false_that_asks_for_something_is_honoured_or_refused() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_ollamas_defaults_may_be_spelled_out_and_numbers_may_have_a_point() -> None:
     async def main() -> None:
         async with served() as (built, client):
@@ -164,6 +170,7 @@ def test_ollamas_defaults_may_be_spelled_out_and_numbers_may_have_a_point() -> N
     run(main())
 
 
+@pytest.mark.slow
 def test_ollamas_clients_find_it_alive_and_browsers_a_page() -> None:
     async def main() -> None:
         for page in (True, False):
@@ -178,6 +185,7 @@ def test_ollamas_clients_find_it_alive_and_browsers_a_page() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_the_list_of_models_has_anthropics_pages_and_fields() -> None:
     async def main() -> None:
         async with served(ready=False) as (built, client):
@@ -210,6 +218,7 @@ def test_the_list_of_models_has_anthropics_pages_and_fields() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_the_timings_of_an_answer_in_bulk_are_the_cores_own() -> None:
     """Answer by one message, which says that the first token came 40 ms before it."""
 
@@ -240,6 +249,7 @@ def test_the_timings_of_an_answer_in_bulk_are_the_cores_own() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_anthropics_clients_are_told_what_a_breakpoint_keeps_and_get_their_errors() -> None:
     async def main() -> None:
         async with served() as (built, client):

@@ -33,6 +33,7 @@ def message_of(path: str, answer: Any, kind: str) -> str:
     return str(answer["error"]["message"])
 
 
+@pytest.mark.slow
 @APIS
 def test_a_missing_key_and_a_body_too_long_have_the_api_s_errors(path: str, body: dict[str, Any]) -> None:
     async def main() -> None:
@@ -51,6 +52,7 @@ def test_a_missing_key_and_a_body_too_long_have_the_api_s_errors(path: str, body
     run(main())
 
 
+@pytest.mark.slow
 @APIS
 def test_a_request_that_expires_has_the_api_s_error(path: str, body: dict[str, Any]) -> None:
     async def main() -> None:
@@ -65,6 +67,7 @@ def test_a_request_that_expires_has_the_api_s_error(path: str, body: dict[str, A
     run(main())
 
 
+@pytest.mark.slow
 @APIS
 def test_the_core_s_end_in_a_stream_is_an_error_of_the_api(path: str, body: dict[str, Any]) -> None:
     async def main() -> None:

@@ -101,6 +101,7 @@ def test_questions_are_answered() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_invalid_messages_are_answered_and_other_clients_go_on() -> None:
     # One house for all examples: what one left behind would show in the next.
     loop = asyncio.new_event_loop()

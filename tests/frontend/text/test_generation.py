@@ -37,6 +37,7 @@ async def finish(
         return pieces, await samples[0].result()
 
 
+@pytest.mark.slow
 def test_a_stop_string_cuts_the_text_where_find_says() -> None:
     async def main() -> None:
         draw = random.Random(1)

@@ -187,6 +187,7 @@ def test_a_padding_row_gets_no_split(device: torch.device) -> None:
     assert int(splits.first[-1]) <= splits.num_max
 
 
+@pytest.mark.slow
 def test_splits_of_one_size_give_a_row_the_same_bits_in_any_batch(device: torch.device) -> None:
     alone = Problem(Case((300,), (1,), 4, 2, 32), device)
     first = torch.empty_like(alone.q_THD)

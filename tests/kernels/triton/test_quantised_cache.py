@@ -61,6 +61,7 @@ def test_kernels_and_plain_torch_store_the_same_codes(
     assert torch.equal(ours.v_SKD.view(torch.int8), theirs.v_SKD.view(torch.int8))
 
 
+@pytest.mark.slow
 @QUANTISED
 @pytest.mark.parametrize("num_queries", [1, 5])
 @pytest.mark.parametrize("window", [None, 12])
@@ -102,6 +103,7 @@ def test_kernels_and_plain_torch_read_the_same_from_a_cache(
     torch.testing.assert_close(got, want, atol=3e-3, rtol=3e-3)  # the kernels multiply in float16
 
 
+@pytest.mark.slow
 def test_kernels_store_e5m2_as_plain_torch_does_and_attend_to_it(device: torch.device) -> None:
     torch.manual_seed(4)
     codes = torch.zeros(4, 8 * PAGE_SIZE, K, D, dtype=torch.int8, device=device).view(E5M2)

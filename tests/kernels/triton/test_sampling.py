@@ -75,6 +75,7 @@ def test_log_probabilities_equal_the_reference(device: torch.device) -> None:
     torch.testing.assert_close(normaliser_R, logits_RV.logsumexp(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_finite_maximum_has_no_token(temperature: float, device: torch.device) -> None:
     bad = not_finite_rows(5003).to(device)  # two blocks

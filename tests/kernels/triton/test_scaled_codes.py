@@ -41,6 +41,7 @@ def empty(stored: torch.dtype, D: int, basis: KeyBasis) -> KvCache:
     return KvCache(memory[0], memory[1], basis=basis)
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize(("D", "dtype"), [(64, torch.bfloat16), (80, torch.float32)], ids=str)
 def test_kernels_store_what_plain_torch_stores(
@@ -72,6 +73,7 @@ def test_kernels_store_what_plain_torch_stores(
         assert not memory.view(torch.uint8)[others].any()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, in the interpreter
 def test_numbers_that_are_none_are_seen(device: torch.device) -> None:
     basis = some_basis(64, device)
@@ -133,6 +135,7 @@ def check_attention(
 CASES = [(64, None, None, False), (64, None, None, True), (80, 20, None, False), (16, None, 20.0, False)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("stored", "case"), [(torch.int8, CASES[0]), (E4M3, CASES[3]), (PACKED_INT4, CASES[2])], ids=str
 )
@@ -156,6 +159,7 @@ def test_kernels_attend_to_codes_of_every_format_in_other_ways(
     check_attention(stored, *case, device)
 
 
+@pytest.mark.exhaustive
 def test_forks_and_shared_keys_read_the_same_codes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows whose pages begin alike meet them as pieces."""
     monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)

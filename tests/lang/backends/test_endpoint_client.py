@@ -55,6 +55,7 @@ def test_what_may_succeed_later_is_repeated_and_counted(server: JsonServer, conn
     assert (usage.requests, usage.prompt_tokens, backend.token_usage.total_tokens) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_is_made_again(server: JsonServer, connect: Any) -> None:
     server.answers = [Answer(breaks=True), DONE]
     assert program.run(backend=connect())["x"] == "well"
@@ -122,6 +123,7 @@ def test_a_wait_beyond_the_timeout_is_not_begun(server: JsonServer, connect: Any
     assert len(server.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_is_left_at_the_timeout(server: JsonServer, connect: Any) -> None:
     server.answers = [Answer(holds=True)]
     with pytest.raises(RuntimeFailed, match=r"[tT]imed? ?out.*\(beyond the timeout of 0.3 s\)"):
@@ -129,6 +131,7 @@ def test_a_server_that_is_silent_is_left_at_the_timeout(server: JsonServer, conn
     assert server.was_left.wait(30)
 
 
+@pytest.mark.slow
 def test_a_programs_timeout_ends_a_wait(server: JsonServer, connect: Any) -> None:
     server.answers = [failing(429, {"Retry-After": "300"})]
     with pytest.raises(RequestError, match="did not end within") as caught:
@@ -162,6 +165,7 @@ def piece(text: str, finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
 
 
+@pytest.mark.exhaustive
 def test_a_stream_that_breaks_before_its_first_text_is_begun_again(server: JsonServer, connect: Any) -> None:
     busy = {"error": {"message": "overloaded", "type": "overloaded_error"}}
     whole = Answer(events=[piece("we"), piece("ll", "stop"), {"choices": [], "usage": COUNTS}, "[DONE]"])
@@ -218,6 +222,7 @@ def test_no_more_calls_run_at_once_than_allowed(server: JsonServer, connect: Any
     assert (most, len(server.requests)) == (2, 9)
 
 
+@pytest.mark.slow
 def test_requests_beyond_a_limit_wait_and_are_let_through_in_order(
     server: JsonServer, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +232,7 @@ def test_requests_beyond_a_limit_wait_and_are_let_through_in_order(
     assert [state["x"] for state in states] == ["well"] * 7
 
 
+@pytest.mark.slow
 def test_a_programs_timeout_ends_the_wait_for_a_rate_limit(server: JsonServer, connect: Any) -> None:
     server.answers = [DONE]
     backend = connect(tokens_per_minute=12)

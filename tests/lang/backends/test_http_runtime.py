@@ -356,6 +356,7 @@ def test_closing_the_backend_fails_what_runs(backend: ramiform.Runtime, url: str
         pass  # the test's own timeout ends this
 
 
+@pytest.mark.exhaustive
 def test_an_abandoned_branch_ends_in_the_runtime_while_the_others_go_on(
     backend: ramiform.Runtime, over_http: HttpRuntime
 ) -> None:
@@ -380,6 +381,7 @@ def test_an_abandoned_branch_ends_in_the_runtime_while_the_others_go_on(
     assert isinstance(first.run(backend=over_http)["z"], str)
 
 
+@pytest.mark.exhaustive
 def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, over_http: HttpRuntime) -> None:
     ran_alone = []
 

@@ -438,6 +438,7 @@ def test_a_program_that_ends_leaves_the_endpoint_at_once(endpoint: Endpoint, con
         state.text()
 
 
+@pytest.mark.slow
 def test_more_programs_than_threads_all_end(endpoint: Endpoint, connect: Any) -> None:
     endpoint.model = lambda prompt: prompt
 

@@ -198,7 +198,7 @@ def test_compiled_async_and_batches_run_too() -> None:
     assert asyncio.run(read.arun(backend=backend)).ret_value == "7"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_states_without_references_are_forgotten() -> None:
     backend = Scripted(lambda prompt: "a")
 
@@ -243,6 +243,7 @@ def test_operations_on_a_state_that_is_gone_are_answered() -> None:
     channel.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [" b", RequestError("no")], ids=["played", "failed"])
 def test_forks_may_be_as_deep_as_a_program_likes(answer: Any) -> None:
     depth, recorded = 1500, threading.Event()

@@ -81,6 +81,7 @@ def pairs(draw: st.DrawFn, depth: int = 3, prefix: str = "n") -> Pair:
     return Pair(part, f"(?:{pattern}){{{least},{'' if most is None else most}}}")
 
 
+@pytest.mark.slow
 @given(pairs(), st.lists(st.text("abcB.", max_size=8), min_size=1, max_size=8))
 def test_captures_are_those_of_re(pair: Pair, texts: list[str]) -> None:
     expr = seq("^", pair.expr, "$")
@@ -90,6 +91,7 @@ def test_captures_are_those_of_re(pair: Pair, texts: list[str]) -> None:
         assert captured(expr, f"^{text}$") == expected, (pair.pattern, text)
 
 
+@pytest.mark.slow
 @given(pairs(), st.lists(st.text("abcB.", max_size=8), min_size=1, max_size=8), st.integers(1, 3))
 def test_captures_come_once_they_are_certain(pair: Pair, texts: list[str], size: int) -> None:
     """Judge: the captures of the whole text, which those told before must begin."""
@@ -123,6 +125,7 @@ def test_a_repetitions_captures_come_with_the_end_of_each() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(pairs())
 def test_the_grammar_generates_exactly_what_is_matched(pair: Pair) -> None:
     expr = seq("^", pair.expr, "$")

@@ -61,7 +61,7 @@ def test_a_script_is_evaluated_and_its_report_kept(backend: ramiform.Runtime, sc
     assert done.returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_script_without_a_metric_is_refused(backend: ramiform.Runtime, script: Path) -> None:
     script.write_text(SCRIPT.replace("def metric", "def measure"))
     done = run(backend, script)

@@ -162,6 +162,7 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert (tmp_path / "other").read_text() == "hello\n"
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_pair_by_pair() -> None:
     examples = EXAMPLES * 5
     good = evaluate(capital, examples, is_right, backend=scripted(CAPITALS))

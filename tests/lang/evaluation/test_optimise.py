@@ -59,6 +59,7 @@ def counted(text: str) -> str:
 NUMBERS = [{"text": str(2 * number), "topic": "even", "label": "even"} for number in range(40)]
 
 
+@pytest.mark.slow
 def test_the_best_instruction_and_demonstrations_are_found_and_saved(tmp_path: Path) -> None:
     better = optimise(
         classify, NUMBERS, is_right, instructions=["Say it.", "Even or odd?\n"], backend=Scripted(counted), seed=3
@@ -77,6 +78,7 @@ def test_the_best_instruction_and_demonstrations_are_found_and_saved(tmp_path: P
         guess.load(tmp_path / "program.json")
 
 
+@pytest.mark.slow
 def test_what_a_run_generated_well_becomes_a_demonstration() -> None:
     """Examples without a label: only the outputs of right runs can be shown."""
     examples = [{"text": str(number), "topic": "even" if number % 2 == 0 else "odd"} for number in range(40)]
@@ -93,6 +95,7 @@ def test_what_a_run_generated_well_becomes_a_demonstration() -> None:
     assert all(one["label"] == "even" and int(one["text"]) % 2 == 0 for one in shown)
 
 
+@pytest.mark.slow
 def test_proposed_instructions_are_tried() -> None:
     seen: list[tuple[str, int]] = []
 
@@ -105,6 +108,7 @@ def test_proposed_instructions_are_tried() -> None:
     assert better.argument("instruction") == "Even or odd?\n"
 
 
+@pytest.mark.slow
 def test_nothing_better_leaves_the_program_as_it_is() -> None:
     same = optimise(classify, NUMBERS, lambda example, state: 1.0, backend=Scripted(counted))
     assert same.argument("instruction") == ""
@@ -137,6 +141,7 @@ def test_a_program_without_a_prompt_to_search_is_refused() -> None:
         optimise(classify, NUMBERS[:1], is_right)
 
 
+@pytest.mark.slow
 def test_a_metric_that_always_raises_is_an_error_of_the_search() -> None:
     def broken(example: Mapping[str, Any], state: ProgramState) -> bool:
         raise KeyError("label")

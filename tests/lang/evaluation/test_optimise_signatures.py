@@ -79,6 +79,7 @@ def test_a_signature_gets_the_best_instruction_and_the_answers_of_good_runs(tmp_
     assert parity.prompt.demonstrations == ()
 
 
+@pytest.mark.exhaustive
 def test_answers_of_the_examples_are_shown_where_no_run_was_right() -> None:
     def unknowing(text: str) -> str:
         return " " + right_word(last_number(text)) if re.search(r"\n(odd|even)\b", text) else " no idea"

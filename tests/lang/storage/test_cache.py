@@ -328,6 +328,7 @@ print(cache.hits, cache.misses, len(cache))
 """
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_cache(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "shared")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -316,6 +316,7 @@ def test_a_batch_that_was_killed_generates_only_what_was_missing(backend: ramifo
     assert num_kept("cut.jsonl") == 60, "each generation is in the file once: none was made twice"
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_is_left_once_its_state_is_dropped(tmp_path: Path) -> None:
     program = ramiform.function(lambda s: s.__iadd__("a" + gen("x")))
 

@@ -389,6 +389,7 @@ def test_calls_are_read_where_they_stand(name: str) -> None:
     assert isinstance(cut, InvalidCall)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [call_format("hermes"), call_format("llama3_json"), CallFormat("[[", "args", "]]")])
 def test_the_constraint_lets_text_through_and_valid_calls_only(form: CallFormat) -> None:
     tools = ToolSet([add, tool({"name": 'a"b\\ü', "parameters": {"properties": {"x": {"type": "null"}}}}, print)])

@@ -265,6 +265,7 @@ def test_the_results_of_a_pure_tool_are_kept_but_never_its_errors() -> None:
     assert made == [4, 6, -1, -1]
 
 
+@pytest.mark.exhaustive
 def test_an_async_pure_tool_is_kept_and_the_number_of_results_is_bounded() -> None:
     made: list[int] = []
 

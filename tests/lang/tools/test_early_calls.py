@@ -203,6 +203,7 @@ def in_pieces(text: str, draw: random.Random) -> list[str]:
     return pieces
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("tool_errors", ["text", "raise"])
 def test_transcripts_are_those_of_tools_that_are_not_pure(is_async: bool, tool_errors: str) -> None:

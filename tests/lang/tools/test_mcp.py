@@ -60,6 +60,7 @@ def url() -> Iterator[str]:
         process.kill()
 
 
+@pytest.mark.exhaustive
 def test_the_tools_of_a_command_are_described_as_the_server_does(tools: McpTools) -> None:
     described = {one["function"]["name"]: one["function"] for one in tool_schemas(tools)}
     assert described["add"]["description"] == "Add two numbers"
@@ -138,6 +139,7 @@ def test_an_async_program_uses_them_in_its_loop_and_cancelled_calls_end(tools: M
     assert "not connected any more" in late.calls[0].error
 
 
+@pytest.mark.exhaustive
 def test_await_connects_and_aclose_ends() -> None:
     async def main() -> Any:
         own = await ramiform.mcp(" ".join(SERVER), timeout=120)
@@ -176,6 +178,7 @@ def test_closing_ends_the_calls_that_are_under_way() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.exhaustive
 def test_a_server_over_http_works_alike(url: str) -> None:
     with ramiform.mcp(url, timeout=120, headers={"X-Test": "1"}) as own:
         made = agent(own, call("add", a=2, b=3) + call("get_weather", city="Rome")).calls
@@ -239,6 +242,7 @@ def test_a_script_without_an_event_loop_calls_them_as_functions(tools: McpTools,
         own[0](a=4, b=5)
 
 
+@pytest.mark.exhaustive
 def test_tools_that_need_a_task_are_left_out_where_the_server_runs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = mcp_server._list_tools
 

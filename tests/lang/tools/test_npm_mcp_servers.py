@@ -56,6 +56,7 @@ def test_a_script_calls_the_tools_of_server_everything(everything: McpTools) -> 
         by_name(everything, "get-sum")(a="x", b=2)
 
 
+@pytest.mark.exhaustive
 def test_a_tool_that_needs_a_task_runs_as_one_for_an_agent_and_tells_its_progress(everything: McpTools) -> None:
     del told[:]
     call = {"name": "simulate-research-query", "arguments": {"topic": "owls"}}
@@ -74,6 +75,7 @@ def test_a_tool_that_needs_a_task_runs_as_one_for_an_agent_and_tells_its_progres
     assert told[-1] == McpProgress("trigger-long-running-operation", None, 2, 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ended_by", ["timeout", "close"])
 def test_a_task_that_is_given_up_is_cancelled_at_the_server(start: Start, ended_by: str) -> None:
     began = threading.Event()
@@ -118,6 +120,7 @@ def test_server_filesystem_reads_and_writes_below_its_folder_only(start: Start, 
             by_name(tools, "read_text_file")(path="/etc/hostname")
 
 
+@pytest.mark.exhaustive
 def test_server_memory_gives_back_what_it_was_told(start: Start, tmp_path: Path) -> None:
     with start("memory", env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}) as tools:
         entity = {"name": "Oslo", "entityType": "city", "observations": ["is cold"]}

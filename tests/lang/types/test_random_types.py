@@ -137,7 +137,7 @@ def lists(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(kind=structs(st.recursive(st.sampled_from(LIMITED), lists, max_leaves=4)), seed=st.integers(0, 2**32))
 @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_what_the_grammar_of_a_random_struct_writes_is_a_value_of_it(kind: Any, seed: int) -> None:

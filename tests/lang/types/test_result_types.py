@@ -123,6 +123,7 @@ def test_the_parser_of_a_type_reads_the_texts_of_its_grammar(schema: Any, seed: 
     result.parse(written(result.constraint, seed))
 
 
+@pytest.mark.slow
 @given(a=st.integers(0, 2**32))
 @settings(max_examples=25)
 def test_a_call_that_the_grammar_writes_is_read(a: int) -> None:

@@ -42,6 +42,7 @@ wands = st.builds(Wand, wood=st.text(min_size=1, max_size=5), length=st.floats(-
 wizards = st.builds(Wizard, wand=st.none() | wands, spells=st.lists(st.integers(), max_size=3))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(wizards)
 def test_what_a_model_holds_matches(wizard: Wizard) -> None:

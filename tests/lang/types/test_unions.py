@@ -253,7 +253,7 @@ def random_class(rng: random.Random, depth: int, made: list[str]) -> Any:
     return pydantic.create_model(title, **members)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(40))
 def test_random_unions_are_one_of_their_classes(seed: int) -> None:
     rng = random.Random(seed)

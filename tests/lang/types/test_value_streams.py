@@ -60,6 +60,7 @@ json_items = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(json_items, max_size=5), st.integers(1, 7), st.booleans())
 def test_items_are_those_of_the_whole_however_it_is_cut(items: list[Any], size: int, spaced: bool) -> None:
     text = json.dumps(items, indent=1 if spaced else None, ensure_ascii=False)
@@ -131,6 +132,7 @@ def _members(one: Any) -> dict[str, Any]:
     return {name: getattr(one, name) for name in names}
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), json_items), st.integers(1, 5))
 def test_partial_data_is_a_beginning_of_the_whole(data: dict[str, Any], size: int) -> None:
     text = json.dumps(data)

@@ -29,6 +29,7 @@ from ..oracle_jsonschema import (
 from .given_values import GIVEN, MANY, ORDERS, changed, compiled, compiler_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [65, 200])
 def test_more_than_64_combinations_of_truths_are_told_apart(number: int) -> None:
     tools = [
@@ -63,6 +64,7 @@ def test_whether_a_value_satisfies_a_schema_is_decided_as_by_jsonschema(schema: 
     ] == []
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(
     schema=schemas(),

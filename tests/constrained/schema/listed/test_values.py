@@ -38,6 +38,7 @@ def test_each_of_many_objects_is_accepted(order: PropertyOrder, number: int) -> 
     assert not accepts(grammar, json.dumps({**values[3], "more": 4}).encode())
 
 
+@pytest.mark.exhaustive
 def test_each_of_many_values_of_any_type_is_accepted() -> None:
     values: list[Any] = [None, True, False]
     for n in range(300):
@@ -136,6 +137,7 @@ def test_values_nested_too_deep_are_refused_with_their_pointer() -> None:
     assert raised.value.pointer == "/items"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("number", [500, 2000])
 def test_the_states_are_linear_in_the_size_of_the_values(number: int, order: PropertyOrder) -> None:
@@ -150,6 +152,7 @@ def test_the_states_are_linear_in_the_size_of_the_values(number: int, order: Pro
     assert grammar.generation.automaton.tables.num_states - before <= 200 * len(texts)
 
 
+@pytest.mark.exhaustive
 def test_the_states_are_linear_in_the_number_of_members() -> None:
     names = [f"{'key é' if n % 3 else 'other'}{n}" for n in range(400)]
     values = [{name: n % 7 for n, name in enumerate(names)}, {name: n % 5 for n, name in enumerate(names[:200])}]
@@ -171,6 +174,7 @@ def test_the_states_are_linear_in_the_number_of_members() -> None:
         assert matcher.accept(byte)
 
 
+@pytest.mark.slow
 def test_walks_that_prefer_to_repeat_never_meet_an_empty_mask() -> None:
     vocabulary = shared_vocabulary()
     values = [{"a": n % 3, "b": [n % 2] * (n % 4), "ab": {"a": n}} for n in range(40)] + [[n, [n]] for n in range(9)]

@@ -99,6 +99,7 @@ def test_points_come_by_themselves_and_faster_while_somebody_looks() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_only_the_last_minutes_are_kept() -> None:
     async def main() -> None:
         async with served() as (built, _):

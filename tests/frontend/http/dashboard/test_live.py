@@ -122,6 +122,7 @@ def test_messages_keep_their_distance_by_number_and_size(padding: int, least: fl
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_topics_take_turns() -> None:
     async def main() -> None:
         async with house(Numbers()) as built, viewing(built) as socket:
@@ -170,6 +171,7 @@ def test_an_error_of_a_topic_is_told_and_the_others_go_on() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_a_topic_that_stays_is_not_begun_anew() -> None:
     async def main() -> None:
         topic = Numbers()
@@ -186,6 +188,7 @@ def test_a_topic_that_stays_is_not_begun_anew() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_with_keys_a_key_has_to_be_the_first_message() -> None:
     async def main() -> None:
         async with house(api_key="one,two") as built:
@@ -205,6 +208,7 @@ def test_with_keys_a_key_has_to_be_the_first_message() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "KEY_SECONDS", 0.1)
 
@@ -215,6 +219,7 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "code"),
     [
@@ -234,6 +239,7 @@ def test_a_message_that_is_none_ends_the_connection(message: str, code: int) -> 
     run(main())
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_too_large_is_told() -> None:
     async def main() -> None:
         async with house() as built, viewing(built) as socket:
@@ -243,6 +249,7 @@ def test_a_limit_that_is_too_large_is_told() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_another_site_cannot_connect_without_a_key() -> None:
     async def main() -> None:
         async with house(cors_origins="https://friend.example") as built:
@@ -257,6 +264,7 @@ def test_a_page_of_another_site_cannot_connect_without_a_key() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_the_number_of_viewers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_VIEWERS_PER_KEY", 2)
     monkeypatch.setattr(live, "MAX_VIEWERS", 4)
@@ -279,6 +287,7 @@ def test_the_number_of_viewers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_viewers_do_not_count_as_requests() -> None:
     async def main() -> None:
         async with house(max_requests_per_key=1) as built, viewing(built) as a, viewing(built) as b:

@@ -44,6 +44,7 @@ def test_the_package_has_the_files_and_they_are_small() -> None:
     assert sum(len(file.data) for name, file in files.items() if "LICENSE" not in name) <= MAX_BYTES
 
 
+@pytest.mark.slow
 def test_the_page_and_its_files_need_no_key_and_forbid_the_rest() -> None:
     async def main() -> None:
         async with served(api_key="one,two") as (_, client):
@@ -71,6 +72,7 @@ def test_the_page_has_no_script_or_style_of_its_own() -> None:
     assert all(tag.startswith((' src="page/', ' type="module" src="page/')) for tag in text.split("<script")[1:])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_known_is_not_sent_again() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -85,6 +87,7 @@ def test_a_file_that_is_known_is_not_sent_again() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_facts_name_settings_but_no_secret() -> None:
     async def main() -> None:
         options = {"api_key": "sesame-1", "admin_key": "sesame-2", "max_body_mib": 7, "otlp_endpoint": None}
@@ -99,6 +102,7 @@ def test_facts_name_settings_but_no_secret() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_without_the_page_there_is_none_of_its_routes() -> None:
     async def main() -> None:
         async with served(page=False) as (_, client):

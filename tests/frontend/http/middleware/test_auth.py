@@ -66,6 +66,7 @@ def test_who_has_an_admin_key_or_the_server_alone_may_act_on_others(settings: di
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"api_key": "a,b", "admin_key": "boss"}, {"api_key": "a,b"}])
 def test_a_user_among_others_may_not(settings: dict[str, str]) -> None:
     async def main() -> None:
@@ -89,6 +90,7 @@ def test_a_user_among_others_may_not(settings: dict[str, str]) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_an_admin_key_alone_leaves_everything_else_open() -> None:
     async def main() -> None:
         async with served(admin_key="boss") as (built, client):
@@ -102,6 +104,7 @@ def test_an_admin_key_alone_leaves_everything_else_open() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_an_admin_key_is_an_api_key_too() -> None:
     async def main() -> None:
         async with served(says(" fine."), api_key="a", admin_key="boss") as (_, client):
@@ -112,6 +115,7 @@ def test_an_admin_key_is_an_api_key_too() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_program_over_http_flushes_with_an_admin_key_only() -> None:
     def flush(url: str, key: str) -> None:
         runtime = HttpRuntime(url, key)

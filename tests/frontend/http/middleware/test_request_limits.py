@@ -52,6 +52,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+@pytest.mark.slow
 def test_a_key_has_so_many_requests_at_once_and_no_more() -> None:
     async def main() -> None:
         async with (
@@ -114,6 +115,7 @@ def test_an_answer_that_takes_too_long_is_a_504_and_aborted(path: str, clock: Cl
     run(main())
 
 
+@pytest.mark.slow
 def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so(clock: Clock) -> None:
     async def main() -> None:
         def script(request: Generate) -> list[int] | None:
@@ -136,6 +138,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so(clock: Clo
     run(main())
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BODY_STALL_SECONDS", 0.05)
 
@@ -150,6 +153,7 @@ def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> 
     run(main())
 
 
+@pytest.mark.slow
 def test_a_body_that_comes_in_crumbs_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece comes in time, but the average rate is too low."""
     monkeypatch.setattr(limits, "BODY_STALL_SECONDS", 0.5)
@@ -170,6 +174,7 @@ def test_a_body_that_comes_in_crumbs_is_a_408(monkeypatch: pytest.MonkeyPatch) -
     run(main())
 
 
+@pytest.mark.slow
 def test_an_error_of_ours_is_a_500_in_the_same_shape_with_the_requests_id(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("what another client said")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ...harness import run
 from ...served import served
 
@@ -12,6 +14,7 @@ def body_of(route: str) -> dict[str, str]:
     return {"lora_name": "sql"} | ({} if "unload" in route else {"lora_path": "/etc"})
 
 
+@pytest.mark.slow
 def test_a_path_needs_an_admin_key() -> None:
     async def main() -> None:
         async with served(api_key="one,two") as (_, client):
@@ -23,6 +26,7 @@ def test_a_path_needs_an_admin_key() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_wrong_bodies_are_refused_by_the_field() -> None:
     async def main() -> None:
         async with served() as (_, client):

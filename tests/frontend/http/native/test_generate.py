@@ -24,6 +24,7 @@ BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None 
 FINE = TOKENIZER.encode(" fine.", continues=True)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_continued() -> None:
     async def main() -> None:
         async with served() as (built, client):
@@ -57,6 +58,7 @@ def test_a_prompt_is_continued() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_parameters_arrive_as_they_are_meant() -> None:
     async def main() -> None:
         async with served() as (built, client):
@@ -92,6 +94,7 @@ def test_parameters_arrive_as_they_are_meant() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_logprobs_are_tuples_of_value_id_and_text() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -117,6 +120,7 @@ def test_logprobs_are_tuples_of_value_id_and_text() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_batches_and_samples_come_as_lists_in_order() -> None:
     def script(request: Generate) -> list[int]:
         return TOKENIZER.encode(f" {request.tokens[-1]}/{request.sampling.seed}", continues=True)
@@ -137,6 +141,7 @@ def test_batches_and_samples_come_as_lists_in_order() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_stream_repeats_the_text_so_far_and_ends_with_the_whole_answer() -> None:
     async def main() -> None:
         text = " a 🦊, then STOP here"
@@ -213,7 +218,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_wrong_body_is_a_400_that_names_the_parameter() -> None:
     def script(request: Generate) -> list[int] | RamiformError:
         return FINE if request.tokens else RequestError("the prompt is empty")
@@ -230,6 +235,7 @@ def test_a_wrong_body_is_a_400_that_names_the_parameter() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_text_that_is_no_json_is_refused_with_its_place() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -241,6 +247,7 @@ def test_text_that_is_no_json_is_refused_with_its_place() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_no_bytes_make_a_server_error() -> None:
     loop = asyncio.new_event_loop()
     context = served()
@@ -269,6 +276,7 @@ def test_no_bytes_make_a_server_error() -> None:
         loop.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "status"), [(RequestError("too long", param="prompt"), 400), (BUSY, 429), (RuntimeFailed("dead"), 503)]
 )
@@ -301,6 +309,7 @@ def test_an_error_on_the_way_ends_the_stream_with_an_event() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_has_its_request_aborted(stream: bool) -> None:
     async def main() -> None:
@@ -321,6 +330,7 @@ def test_a_client_that_leaves_has_its_request_aborted(stream: bool) -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [{"rid": "mine"}, {"abort_all": True}])
 def test_an_aborted_request_answers_with_what_it_has(body: dict[str, Any]) -> None:
     async def main() -> None:

@@ -66,6 +66,7 @@ def by_operation(found: Sequence[Any]) -> dict[tuple[int, int], str]:
     return {(one.state, one.op): one.text if isinstance(one, Done) else one.error.message for one in found}
 
 
+@pytest.mark.slow
 def test_operations_are_answered_as_over_zmq_and_ask_the_core_for_the_same_tokens() -> None:
     operations = [*CHAT, Text("So: "), GEN, Text(" "), Select(choices=("yes", "no")), Fork((2, 3)), Sync()]
 
@@ -96,6 +97,7 @@ def test_operations_are_answered_as_over_zmq_and_ask_the_core_for_the_same_token
     run(main())
 
 
+@pytest.mark.slow
 def test_what_was_answered_before_is_said_again_and_its_answers_are_left_out() -> None:
     async def main() -> None:
         async with served() as (built, client):
@@ -114,6 +116,7 @@ def test_what_was_answered_before_is_said_again_and_its_answers_are_left_out() -
     run(main())
 
 
+@pytest.mark.slow
 def test_streamed_text_comes_in_deltas() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -126,6 +129,7 @@ def test_streamed_text_comes_in_deltas() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_failed_operation_fails_the_later_ones_of_its_state_only() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -146,6 +150,7 @@ def test_a_failed_operation_fails_the_later_ones_of_its_state_only() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_spent_budget_loses_the_states() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -186,6 +191,7 @@ REFUSED: list[tuple[Any, str | None, str]] = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("wrong", "param", "word"), REFUSED, ids=[word for _, _, word in REFUSED])
 def test_a_wrong_body_is_refused_before_anything_is_played(wrong: Any, param: str | None, word: str) -> None:
     async def main() -> None:
@@ -208,6 +214,7 @@ def test_a_wrong_body_is_refused_before_anything_is_played(wrong: Any, param: st
     run(main())
 
 
+@pytest.mark.slow
 def test_a_body_beyond_the_routes_size_is_refused() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -217,6 +224,7 @@ def test_a_body_beyond_the_routes_size_is_refused() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_closing_the_request_aborts_its_generations() -> None:
     async def main() -> None:
         async with served(lambda request: None) as (built, client):  # a model that never answers
@@ -234,6 +242,7 @@ def test_closing_the_request_aborts_its_generations() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_stream_without_answers_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "EMPTY_EVENT_SECONDS", 0.01)
 
@@ -250,6 +259,7 @@ def test_a_stream_without_answers_is_kept_alive(monkeypatch: pytest.MonkeyPatch)
     run(main())
 
 
+@pytest.mark.slow
 def test_cached_prefixes_are_separated_by_extra_key_in_every_state_and_operation() -> None:
     async def main() -> None:
         async with served() as (built, client):
@@ -291,6 +301,7 @@ def test_the_example_of_the_document_is_a_body() -> None:
     assert told.num_operations == 6
 
 
+@pytest.mark.slow
 def test_a_long_chat_is_rendered_before_it_is_played() -> None:
     turns = [
         RoleBegin("user"),
@@ -309,6 +320,7 @@ def test_a_long_chat_is_rendered_before_it_is_played() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_questions_are_answered() -> None:
     asks = msgspec.convert({"type": "decide", "questions": [{"type": "predicate", "instructions": "Is it?"}]}, Decide)
 
@@ -321,6 +333,7 @@ def test_questions_are_answered() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_closed_state_is_aborted_and_the_others_go_on() -> None:
     async def main() -> None:
         async with served(lambda request: None) as (built, client):
@@ -344,6 +357,7 @@ def test_a_closed_state_is_aborted_and_the_others_go_on() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_another_keys_program_cannot_be_closed() -> None:
     async def main() -> None:
         async with served(lambda request: None, api_key="mine,other") as (built, client):

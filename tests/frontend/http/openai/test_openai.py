@@ -43,7 +43,7 @@ def ids(value: Any) -> str:
     return str(value)[:60]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("path", "body"), [*((p, b | {"stream": True}) for p, b in ROUTES), *ROUTES, *WHOLE_ROUTES], ids=ids
 )
@@ -108,6 +108,7 @@ def test_errors_of_the_core_are_the_clients_exceptions(error: RamiformError, kin
     run(main())
 
 
+@pytest.mark.slow
 def test_an_error_in_the_middle_of_a_stream_is_raised_and_ends_it() -> None:
     async def main() -> None:
         def script(request: Any) -> list[int] | None:
@@ -123,6 +124,7 @@ def test_an_error_in_the_middle_of_a_stream_is_raised_and_ends_it() -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_a_response_that_fails_on_the_way_says_so() -> None:
     async def main() -> None:
         async with (
@@ -141,6 +143,7 @@ def test_a_response_that_fails_on_the_way_says_so() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_every_key_opens_and_no_other() -> None:
     async def main() -> None:
         async with house(http=True, api_key="first, second") as built:
@@ -156,6 +159,7 @@ def test_every_key_opens_and_no_other() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_other_origins_may_ask_only_when_allowed() -> None:
     async def main() -> None:
         asked = {"origin": "http://page.example", "access-control-request-method": "POST"}
@@ -205,6 +209,7 @@ def test_bodies_that_are_no_request_are_a_400(data: bytes) -> None:
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_deep_schemas_and_messages_are_answered() -> None:
     deep: Any = {"type": "integer"}
     for _ in range(200):
@@ -221,6 +226,7 @@ def test_deep_schemas_and_messages_are_answered() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_socket_needs_a_key_and_its_end_aborts_what_it_makes() -> None:
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus

@@ -76,6 +76,7 @@ def nobody_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "MIN_IDLE_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"max_connections": 2, "max_connections_per_address": 2}, {"max_connections": 4}])
 def test_a_connection_beyond_the_bounds_is_told_so_and_health_is_answered(settings: dict[str, int]) -> None:
     """Two of one address: all that there are, or half of four."""
@@ -106,6 +107,7 @@ def test_a_connection_beyond_the_bounds_is_told_so_and_health_is_answered(settin
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_settles")
 @pytest.mark.parametrize("beginning", [b"", HEAD, HEALTH], ids=["silent", "half a head", "answered"])
 def test_a_connection_that_is_idle_gives_way(beginning: bytes) -> None:
@@ -124,6 +126,7 @@ def test_a_connection_that_is_idle_gives_way(beginning: bytes) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_beyond_the_spare_places_connections_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "SPARE_CONNECTIONS", 4)  # one of each address
 
@@ -142,6 +145,7 @@ def test_beyond_the_spare_places_connections_are_closed_at_once(monkeypatch: pyt
     run(main())
 
 
+@pytest.mark.slow
 def test_a_websocket_keeps_its_place_until_it_ends() -> None:
     async def main() -> None:
         async with house(http=True, max_connections=1) as built:
@@ -158,6 +162,7 @@ def test_a_websocket_keeps_its_place_until_it_ends() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_clients_of_a_unix_socket_are_bounded_in_all_only(tmp_path: Path) -> None:
     async def main() -> None:
         path = str(tmp_path / "s")
@@ -171,6 +176,7 @@ def test_clients_of_a_unix_socket_are_bounded_in_all_only(tmp_path: Path) -> Non
     run(main())
 
 
+@pytest.mark.slow
 def test_many_connections_at_once_are_all_served() -> None:
     async def main() -> None:
         async with house(http=True) as built, asyncio.TaskGroup() as group:
@@ -199,6 +205,7 @@ class FullListener(socket.socket):
         return super().accept()
 
 
+@pytest.mark.slow
 def test_without_file_descriptors_clients_wait_and_the_log_stays_short(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,6 +248,7 @@ def test_an_accept_that_fails_is_not_tried_again_at_once() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_one_of_several_frontends_leaves_others_their_part_of_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "SHARE_SECONDS", 3600.0)
 
@@ -278,6 +286,7 @@ def test_a_rare_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) 
     ]
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_begin_tls_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "HANDSHAKE_SECONDS", 0.2)
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"

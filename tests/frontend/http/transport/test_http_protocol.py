@@ -44,7 +44,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_head_beyond_the_bounds_is_refused_and_its_connection_ends(
     case: str, caplog: pytest.LogCaptureFixture
@@ -65,6 +65,7 @@ def test_a_head_beyond_the_bounds_is_refused_and_its_connection_ends(
     assert not caplog.records  # a stranger writes no lines into the log
 
 
+@pytest.mark.slow
 def test_a_head_that_never_ends_is_refused_while_it_comes() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -82,6 +83,7 @@ def test_a_head_that_never_ends_is_refused_while_it_comes() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_heads_within_the_bounds_are_answered() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -92,6 +94,7 @@ def test_heads_within_the_bounds_are_answered() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_many_requests_after_one_another_are_counted_each_for_itself() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -107,6 +110,7 @@ def test_many_requests_after_one_another_are_counted_each_for_itself() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_requests_before_a_head_that_is_refused_are_answered() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -117,6 +121,7 @@ def test_requests_before_a_head_that_is_refused_are_answered() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_more_requests_in_one_go_than_a_connection_may_have_waiting_end_it() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -127,6 +132,7 @@ def test_more_requests_in_one_go_than_a_connection_may_have_waiting_end_it() -> 
     run(main())
 
 
+@pytest.mark.slow
 def test_trailers_do_not_become_headers() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -172,6 +178,7 @@ def test_a_head_that_does_not_end_in_time_is_a_408(before: bytes, beginning: byt
     run(main())
 
 
+@pytest.mark.slow
 def test_the_time_of_a_head_may_end_when_its_client_has_just_left() -> None:
     async def main() -> None:
         async with house(http=True) as built:
@@ -185,6 +192,7 @@ def test_the_time_of_a_head_may_end_when_its_client_has_just_left() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_head_that_was_begun_before_an_answer_has_its_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -198,6 +206,7 @@ def test_a_head_that_was_begun_before_an_answer_has_its_time_too(monkeypatch: py
     run(main())
 
 
+@pytest.mark.slow
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
 
@@ -209,6 +218,7 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
     run(main())
 
 
+@pytest.mark.slow
 def test_a_head_that_grows_letter_by_letter_gets_no_more_time() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -226,6 +236,7 @@ def test_a_head_that_grows_letter_by_letter_gets_no_more_time() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_body_that_was_refused_has_to_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with house(http=True, api_key="secret") as built, connected(built) as peer:
@@ -244,7 +255,7 @@ def test_the_rest_of_a_body_that_was_refused_has_to_come_in_time(monkeypatch: py
     run(main())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_client_that_does_not_read_its_answers_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "WRITE_SECONDS", 0.1)
 
@@ -268,6 +279,7 @@ def socket_url(built: House) -> str:
     return built.url.replace("http", "ws") + "/v1/responses"
 
 
+@pytest.mark.slow
 def test_a_websocket_whose_handshake_has_a_long_line_is_told_so() -> None:
     async def main() -> None:
         async with house(http=True) as built:
@@ -283,6 +295,7 @@ def test_a_websocket_whose_handshake_has_a_long_line_is_told_so() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [b"Content-Length: 2\r\n\r\n{}", b"Content-Length: 00\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
@@ -301,6 +314,7 @@ def test_a_handshake_with_a_body_is_refused_and_gives_its_place_back(fields: byt
     run(main())
 
 
+@pytest.mark.slow
 def test_a_length_of_thousands_of_digits_is_a_number_like_another() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
@@ -310,6 +324,7 @@ def test_a_length_of_thousands_of_digits_is_a_number_like_another() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_handshake_that_cannot_be_read_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     upgrade = b"Host: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
 
@@ -326,6 +341,7 @@ def test_a_handshake_that_cannot_be_read_harms_nobody(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_a_websocket_message_of_endless_fragments_ends_the_connection() -> None:
     async def main() -> None:
         async def fragments() -> AsyncIterator[str]:
@@ -343,7 +359,7 @@ def test_a_websocket_message_of_endless_fragments_ends_the_connection() -> None:
     run(main())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pongs_do_not_pile_up_for_a_client_that_does_not_read() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:

@@ -113,6 +113,7 @@ def test_ids_that_cannot_fit_are_refused_before_they_are_put_together(monkeypatc
     run(main())
 
 
+@pytest.mark.slow
 def test_a_socket_refuses_a_text_that_cannot_fit_and_goes_on(encoded: list[str]) -> None:
     async def main() -> None:
         async with house(says(" fine."), http=True) as built:
@@ -145,6 +146,7 @@ def test_a_program_whose_text_cannot_fit_is_told_before_it_is_tokenised(last: An
     run(main())
 
 
+@pytest.mark.slow
 def test_a_text_that_may_fit_is_counted_in_pieces_and_given_up_once_it_has_too_many_tokens(encoded: list[str]) -> None:
     context, text = 100_000, " x" * 600_000
 
@@ -324,6 +326,7 @@ def test_a_large_body_that_is_wrong_is_refused_in_the_shape_of_small_ones(
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/vnd.a+json"])
 def test_a_large_body_that_is_right_is_answered(kind: str) -> None:
     body = {"text": ["a"] * 4, "return_text_in_logprobs": True, "extra_key": "ü" * 200_000}
@@ -337,6 +340,7 @@ def test_a_large_body_that_is_right_is_answered(kind: str) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_large_body_that_is_no_json_by_its_type_is_refused() -> None:
     async def main() -> None:
         async with served() as (_, client):
@@ -346,6 +350,7 @@ def test_a_large_body_that_is_no_json_by_its_type_is_refused() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from ramiform.runtime.frontend.http.transport.body_route import BodyRoute
 

@@ -27,7 +27,7 @@ def read(text: str) -> Any:
     return read_json(text, CancellationToken())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(values, st.sampled_from([None, 1]))
 def test_every_value_is_read_as_the_standard_library_reads_it(value: Any, indent: int | None) -> None:
     text = json.dumps(value, indent=indent)
@@ -35,7 +35,7 @@ def test_every_value_is_read_as_the_standard_library_reads_it(value: Any, indent
     assert json.dumps(read(text)) == json.dumps(json.loads(text))  # 1 is not 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(broken | values.map(json.dumps).flatmap(lambda text: st.integers(0, len(text)).map(lambda end: text[:end])))
 def test_what_is_no_json_is_refused_in_the_same_words(text: str) -> None:
     def outcome(reader: Any) -> str:
@@ -78,7 +78,7 @@ def test_a_document_that_holds_too_much_is_refused_by_the_name_of_the_member(tex
     assert caught.value.param == "input_ids"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_threads_go_on_while_a_document_is_read() -> None:
     text = json.dumps({"input_ids": [[7] * 1000] * 2000, "text": ["a"] * 100_000, "x": [{"a": [{}]}] * 30_000})
     found: list[Any] = []

@@ -47,6 +47,7 @@ async def asked() -> AsyncIterator[tuple[Desk, asyncio.Task[httpx.Response]]]:
         yield desk, asking
 
 
+@pytest.mark.slow
 def test_what_was_asked_is_answered_and_then_nobody_listens() -> None:
     async def main() -> None:
         async with asked() as (desk, asking):
@@ -62,6 +63,7 @@ def test_what_was_asked_is_answered_and_then_nobody_listens() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_end_is_cut_off() -> None:
     async def main() -> None:
         async with asked() as (desk, asking):

@@ -114,6 +114,7 @@ def test_googles_errors_may_be_a_list_of_one() -> None:
 requests = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 50), st.integers(0, 80)), max_size=40)
 
 
+@pytest.mark.slow
 @given(requests, st.integers(1, 5), st.integers(50, 200))
 def test_no_minute_has_more_than_its_limits(
     arrivals: list[tuple[float, int, int]], max_requests: int, max_tokens: int
