@@ -147,7 +147,7 @@ def test_the_document_says_which_bodies_are_answered(
         "--checks",
         ",".join(checks),
         "--max-examples",
-        "20" if FUZZ_SECONDS else "3",
+        "20" if FUZZ_SECONDS else "8",
         "--phases",
         phase,
         "--seed",
