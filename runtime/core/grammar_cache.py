@@ -31,6 +31,7 @@ from ...constrained import (
     Vocabulary,
 )
 from ...constrained.backends import BackendName, MatcherSource, backend
+from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..protocol.sampling import (
     DEFAULT_NUMBER_DIGITS,
@@ -59,6 +60,18 @@ class _CacheEntry:
     num_waiting: int = 0  # callers that have not released it; meaningless once it is compiled
 
 
+class JsonDefaults(NamedTuple):
+    """Options of JSON for constraints that do not say."""
+
+    additional_properties: AdditionalProperties = "closed"
+    number_digits: int = DEFAULT_NUMBER_DIGITS
+    whitespace: JsonWhitespace = "bounded"
+
+    @classmethod
+    def of(cls, config: CoreConfig) -> JsonDefaults:
+        return cls(config.additional_properties, config.number_digits, config.json_whitespace)
+
+
 class GrammarTotals(NamedTuple):
     """Number and bytes of the grammars in a `GrammarCache`, and how often large automata were renewed."""
 
@@ -70,8 +83,7 @@ class GrammarTotals(NamedTuple):
 class GrammarCache:
     """Compiles a constraint once, however many requests ask for it, also at the same time.
 
-    Integers are written as digits. The options of JSON are for constraints that do not say. Raises RequestError when
-    the package of `engine` is not installed.
+    Integers are written as digits. Raises RequestError when the package of `engine` is not installed.
     """
 
     def __init__(
@@ -81,10 +93,7 @@ class GrammarCache:
         *,
         special_ids: Mapping[str, int] | None = None,
         engine: BackendName = "native",
-        additional_properties: AdditionalProperties = "closed",
-        number_digits: int = DEFAULT_NUMBER_DIGITS,
-        json_whitespace: JsonWhitespace = "bounded",
-        max_grammars: int = MAX_GRAMMARS,
+        defaults: JsonDefaults | None = None,
         max_bytes: int = MAX_GRAMMAR_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
@@ -99,14 +108,9 @@ class GrammarCache:
             raise RequestError(str(error), param="grammar_backend", code="missing_package") from None
         self._wait_for_loops = wait_for_loops
         self._num_words = -(-len(token_bytes) // 32)
-        self._max_grammars = max_grammars
         self._max_bytes = max_bytes
         self._num_renewals = 0  # of grammars that have been dropped
-        self._defaults = {
-            "additional_properties": additional_properties,
-            "number_digits": number_digits,
-            "whitespace": json_whitespace,
-        }
+        self._defaults = (defaults or JsonDefaults())._asdict()
         # Compilations and masks take turns: they hold the interpreter most of the time, so two threads at once would
         # not be faster, but steps would wait for one more. The jobs of one constraint are a line: they share a lock.
         self._turns = Turns("grammar")
@@ -126,7 +130,7 @@ class GrammarCache:
                 entry = self._entries[constraint] = _CacheEntry(future)
             entry.num_waiting += 1
             self._entries.move_to_end(constraint)
-            while len(self._entries) > self._max_grammars:
+            while len(self._entries) > MAX_GRAMMARS:
                 self._drop_oldest()
             self._fit()
             return entry.future

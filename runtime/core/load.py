@@ -43,6 +43,7 @@ from ..transfer.pages import CachePages, layout_of
 from .adapters import Adapters
 from .cache_events import CacheEventPublisher, CacheEventService
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
+from .grammar_cache import JsonDefaults
 from .loop_loader import KernelSwitch, LoopLoader
 from .service import Service, Services
 from .transfers import NoTransfers, Transfers
@@ -234,9 +235,7 @@ def _grammar_cache(
         recorder.measures,
         special_ids=vocabulary.special_ids,
         engine=config.grammar_backend,
-        additional_properties=config.additional_properties,
-        number_digits=config.number_digits,
-        json_whitespace=config.json_whitespace,
+        defaults=JsonDefaults.of(config),
         max_bytes=int(config.grammar_memory * (1 << 30)),
         wait_for_loops=None if awaited is None else awaited.wait_for_grammars,
     )

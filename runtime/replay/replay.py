@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...radix.window_pages import WindowPages, WindowSizes
-from ..core.grammar_cache import GrammarCache
+from ..core.grammar_cache import GrammarCache, JsonDefaults
 from ..protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, RequestFailed, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import Constraint, TokenLogprob
@@ -134,9 +134,7 @@ class _ReplayScheduler:
                 vocabulary.eos_ids,
                 special_ids=vocabulary.special_ids,
                 engine=header.config.grammar_backend,
-                additional_properties=header.config.additional_properties,
-                number_digits=header.config.number_digits,
-                json_whitespace=header.config.json_whitespace,
+                defaults=JsonDefaults.of(header.config),
             )
         )
         self.scheduler = Scheduler(

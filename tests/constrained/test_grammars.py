@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ramiform.constrained.backends import OutputMatcher
-from ramiform.runtime.core.grammar_cache import GrammarCache
+from ramiform.runtime.core import grammar_cache
+from ramiform.runtime.core.grammar_cache import GrammarCache, JsonDefaults
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 
@@ -19,8 +20,9 @@ from .walks import EOS, TOKENS, accepts
 
 
 @pytest.fixture
-def grammars() -> Iterator[GrammarCache]:
-    made = GrammarCache(TOKENS, {EOS}, max_grammars=2)
+def grammars(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCache]:
+    monkeypatch.setattr(grammar_cache, "MAX_GRAMMARS", 2)
+    made = GrammarCache(TOKENS, {EOS})
     yield made
     made.close()
 
@@ -60,7 +62,7 @@ def test_how_objects_end_is_part_of_a_constraint(grammars: GrammarCache) -> None
 
 
 def test_the_default_is_the_servers() -> None:
-    grammars = GrammarCache(TOKENS, {EOS}, additional_properties="schema")
+    grammars = GrammarCache(TOKENS, {EOS}, defaults=JsonDefaults("schema"))
     asked = Constraint("json_schema", '{"type": "object", "properties": {"a": {}}}')
     assert accepts(grammars.get(asked).result(), b'{"b": 1}')
     grammars.close()

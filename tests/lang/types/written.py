@@ -8,14 +8,14 @@ from functools import cache
 import numpy as np
 
 from ramiform.lang.types.adapter import JsonAdapter
-from ramiform.runtime.core.grammar_cache import GrammarCache
+from ramiform.runtime.core.grammar_cache import GrammarCache, JsonDefaults
 from ramiform.runtime.protocol.sampling import Constraint
 
 
 @cache
 def runtime_grammars() -> GrammarCache:
     """Compile constraints as the runtime does without a limit of digits, over single bytes; the last token ends."""
-    return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256], number_digits=0)
+    return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256], defaults=JsonDefaults(number_digits=0))
 
 
 def written(constraint: Constraint, seed: int) -> str:
