@@ -74,15 +74,19 @@ def compile_group(group: LoopGroup) -> None:
         loops.mark_complete(_ROOT / folder)
 
 
-def compile_loops() -> None:
-    """Compile all loops, or load them. Returns when every one can be called."""
-    with _announced():
+def compile_loops(awaiting: str | None = None) -> None:
+    """Compile all loops, or load them. Returns when every one can be called.
+
+    `awaiting` names the setting with which a start waits for them.
+    """
+    reason = "" if awaiting is None else f"; with {awaiting} the first answer waits for them"
+    with _announced(COMPILING_MESSAGE + reason):
         for group in get_args(LoopGroup):
             compile_group(group)
 
 
 @contextmanager
-def _announced() -> Iterator[None]:
+def _announced(message: str) -> Iterator[None]:
     """Announce a compilation, on a terminal or in the log, if anything is compiled and not only loaded."""
     from numba.core import event
 
@@ -106,9 +110,9 @@ def _announced() -> Iterator[None]:
             if sys.stderr.isatty():
                 from rich.console import Console
 
-                stack.enter_context(Console(stderr=True).status(COMPILING_MESSAGE))
+                stack.enter_context(Console(stderr=True).status(message))
             else:
-                logger.info(COMPILING_MESSAGE)
+                logger.warning(message)
 
         listener = FirstCompilation()
         with event.install_listener("numba:compile", listener):

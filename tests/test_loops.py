@@ -83,6 +83,24 @@ def test_processes_that_start_together_share_one_cache(folder: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_process_that_is_killed_while_it_compiles_leaves_the_loops_that_were_done(folder: Path) -> None:
+    with (folder / "grown/loop.py").open("a") as file:
+        file.write('\n@compiled("int64(int64)")\ndef other(x):\n    return x - FACTOR\n')
+    killed = (
+        "import os\nfrom numba.core import event\nimport grown.loop\n"
+        "class Kill(event.Listener):\n"
+        "    def on_start(self, event): os.kill(os.getpid(), 9)\n"
+        "    def on_end(self, event): pass\n"
+        "grown.loop.scaled(7)\n"
+        "with event.install_listener('numba:compile', Kill()): grown.loop.other(7)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    command = [sys.executable, "-P", "-B", "-c", killed]
+    assert subprocess.run(command, env=environment | {"PYTHONPATH": str(folder)}, check=False).returncode == -9
+    assert run(folder) == ("14 0", "")
+
+
+@pytest.mark.exhaustive
 def test_loops_of_a_read_only_folder_are_cached_in_the_users_directory(folder: Path, tmp_path: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 1", "")

@@ -81,6 +81,11 @@ def load_core(
         raise RequestError("runtimes that exchange KV have no LoRA adapters: leave out lora", param="lora")
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
+    awaiting = _awaiting_loops(config, path)
+    if loader is not None and awaiting is None:
+        _start_loops(loader, config, path)
+    else:
+        compile_loops(awaiting)
     tokenizer = load_tokenizer(path)
     if not tokenizer.eos_ids:
         raise RequestError(
@@ -89,10 +94,6 @@ def load_core(
             "tokenizer.ggml.eos_token_id in a GGUF file",
             param="model",
         )
-    if loader is not None and _computes_without_loops(config, path):
-        loader.start(kernels=choose_device(config.device).type == "cpu")
-    else:
-        compile_loops()
     engine = _load_engine(config, path, name, lead)
     config = msgspec.structs.replace(resolve_speculation(config, path), max_running=engine.info.max_running)
     engine.warm_up()
@@ -153,17 +154,32 @@ def load_core(
     )
 
 
-def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
-    """Return True if plain torch can serve until the compiled loops are loaded.
+def _awaiting_loops(config: CoreConfig, path: Path) -> str | None:
+    """Return the setting with which the first answer waits for the compiled loops; None: plain torch can serve until
+    then.
 
-    It rounds differently, so deterministic results need the loops from the first token on. Other ranks, draft sources
-    and quantised weights are set up once, with the loops.
+    It rounds differently, so deterministic results need the loops from the first token on. Other ranks and draft
+    sources are set up once, with the loops.
     """
-    if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
-        return False
-    if config.quantize is not None or is_gguf(path) or read_config(path, config.model_impl).quantisation is not None:
-        return False
-    return choose_source(config, path) not in SOURCES_ON_DEVICE
+    if config.wait_for_loops:
+        return "wait_for_loops"
+    if config.deterministic:
+        return "deterministic"
+    if config.num_ranks > 1:
+        return "several ranks"
+    return "a draft source" if choose_source(config, path) in SOURCES_ON_DEVICE else None
+
+
+def _start_loops(loader: LoopLoader, config: CoreConfig, path: Path) -> None:
+    """Compute without loops from now on, except for the products of quantised weights on a CPU."""
+    on_cpu = choose_device(config.device).type == "cpu"
+    loader.start(kernels=on_cpu)
+    stored = read_config(path, config.model_impl).quantisation
+    if on_cpu and (stored is not None or config.quantize is not None):
+        formats = set() if stored is None or config.quantize is not None else set(stored.block_formats.values())
+        if stored is not None and stored.scheme.kind == "mxfp4":
+            formats.add("MXFP4")
+        loader.start_products(formats)
 
 
 def _load_engine(

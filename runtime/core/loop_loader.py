@@ -3,6 +3,9 @@
 Plain torch computes for the kernels, Python interprets the grammars' loops, and there are no suffix drafts. Loops that
 this machine has never compiled are compiled by child processes once the core is ready, those of drafts last. The core
 loads them from disk in a thread, and switches to the kernels between two steps.
+
+Quantised weights have no other way to be multiplied. Their products are few loops, which a thread of this process
+compiles while the weights are read.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 
 from ... import loops
@@ -78,6 +81,15 @@ class LoopLoader:
                 continue
             threading.Thread(target=self._prepare, args=(group,), name=f"loops of {group}", daemon=True).start()
 
+    def start_products(self, formats: Iterable[str]) -> None:
+        """Begin to compile or load the loops that multiply quantised weights, those of block formats too.
+
+        They are not postponed: who calls one waits for it.
+        """
+        threading.Thread(
+            target=self._load_products, args=(sorted(formats),), name="loops of products", daemon=True
+        ).start()
+
     def load(self) -> None:
         """Compile what is not on disk, then import it. Call it when the core is ready, which either would delay."""
         self._may_load.set()
@@ -93,6 +105,14 @@ class LoopLoader:
     def wait_for_grammars(self) -> None:
         """Wait until the grammars' loops are loaded, or cannot be."""
         self._loaded["grammars"].wait()
+
+    def _load_products(self, formats: Sequence[str]) -> None:
+        from ...kernels.cpu.products.matmul import load_products  # here, because it imports numba
+
+        try:
+            load_products(formats)
+        except Exception:  # the first product compiles them, and raises it
+            logger.exception("the compiled loops of products cannot be loaded ahead")
 
     def _prepare(self, group: LoopGroup) -> None:
         try:

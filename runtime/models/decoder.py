@@ -7,7 +7,7 @@ D head size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
 from .decoder_inputs import DecoderInputs
+from .experts.mixture import SeparateExperts
 from .fixed_rows import with_fixed_product, with_fixed_rows
 from .latent.attention import Expansion, LatentStep
-from .linear import DenseLinear, Linear
+from .linear import DenseLinear, JoinedLinear, Linear, Loadable, SummedLinear, WrappedLinear
 from .lora.adapters import AdapterProducts, LoraLayers
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
@@ -134,8 +135,9 @@ class Decoder:
         if self.ops.name == "plain-cpu":
             self.ops = for_device(self.device, attention_cap=self.ops.attention_cap)
         for linear in (*self.parameters.linears(), self.head):
-            if isinstance(linear, PackedLinear | Expansion):
-                linear.use_loops()
+            for part in _innermost(linear):
+                if isinstance(part, PackedLinear | Expansion):
+                    part.use_loops()
         self._compile_layers()
 
     def allocate_states(self, num_slots: int) -> None:
@@ -461,6 +463,21 @@ def _packed_head(parameters: DecoderParameters) -> Linear:
     if rows is None:
         return pack_linear(head)
     return rows.head([pack_linear(part) for part in rows.parts(head.weight)])
+
+
+def _innermost(linear: Loadable) -> Iterator[Loadable]:
+    """Iterate over the layers inside one that computes with others."""
+    match linear:
+        case SeparateExperts(linears=experts):
+            for expert in experts:
+                yield from _innermost(expert)
+        case WrappedLinear(linear=inner):
+            yield from _innermost(inner)
+        case JoinedLinear(parts=parts) | SummedLinear(parts=parts):
+            for part in parts:
+                yield from _innermost(part)
+        case _:
+            yield linear
 
 
 def _mlp(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,46 @@ def test_compiling_begins_when_the_core_is_ready(monkeypatch: pytest.MonkeyPatch
     loader.wait_for_grammars()
     until(lambda: loops.ready("ramiform.runtime.scheduler.drafts.suffix"))
     assert sorted(started) == ["drafts", "grammars", "kernels"]
+
+
+@pytest.mark.slow
+def test_quantised_weights_answer_before_all_loops_but_those_of_their_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_loader, "is_compiled", lambda _group: False)
+    compiled = tmp_path / "compiled"
+    loader = LoopLoader(lambda _group: [sys.executable, "-c", WAIT, str(compiled), "0"])
+    core = load_core(CoreConfig(num_pages=256, prefix_cache=False, quantize="int8"), loader=loader)
+    assert isinstance(core.engine, ForwardEngine)
+    loader.load()
+    ids, logprobs = generate(core, "before")
+    assert loader.pending
+    assert not loops.ready("ramiform.kernels")
+    compiled.touch()
+    until(loader.take)
+    core.engine.use_loops()
+    ids_after, logprobs_after = generate(core, "after")
+    assert len(ids) == len(ids_after) == 12
+    assert logprobs[0] == pytest.approx(logprobs_after[0], abs=0.05)  # a rounded input may go to the next code
+
+
+LOADED = """
+from ramiform import loops
+from ramiform.runtime.core.loop_loader import LoopLoader
+from ramiform.runtime.core.main import load_core
+from ramiform.runtime.protocol.config import CoreConfig
+
+load_core(CoreConfig(num_pages=256, quantize="int8"), loader=LoopLoader())
+print(*{loop.__module__ for loop in loops.registered if loop._compiled is not None})
+"""
+
+
+@pytest.mark.slow
+def test_a_start_with_quantised_weights_loads_the_loops_of_products_only() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", LOADED], capture_output=True, text=True, check=True)
+    names = {name.removeprefix("ramiform.kernels.cpu.") for name in done.stdout.split()}
+    assert "products.matmul" in names
+    assert names <= {"products.matmul", "products.packed_matrix", "bfloat16", "compiled"}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
+from threading import Lock
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -38,6 +39,7 @@ _AHEAD_BYTES = 8192  # of the weights that are read
 _FETCH_BYTES = 128  # at a time
 _FEW_ROWS_BYTES = 128 << 10  # of a block of weights: twice as much stays in the second cache
 _UNPACKED_ROWS = 16  # from here on, formats whose groups take long to unpack are unpacked once for all rows
+_compiling = Lock()
 
 
 class BlockWeights:
@@ -484,5 +486,6 @@ def _compiled_loop(name: str) -> Any:
 
 
 def loop_address(name: str) -> int:
-    """Return the address of a format's loop, whose arguments `matmul` passes."""
-    return int(_compiled_loop(name).address)
+    """Return the address of a format's loop, whose arguments `matmul` passes. Any thread may compile it."""
+    with _compiling:  # a second result would take the first one's place, whose address is in use
+        return int(_compiled_loop(name).address)

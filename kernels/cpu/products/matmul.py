@@ -11,10 +11,10 @@ Legend: T rows, C inputs, N outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -484,6 +484,16 @@ def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
         panels = [matrix.num_panels * part // (_PARTS * count) for part in range(_PARTS * count + 1)]
         run_tasks([partial(multiply_panels, descriptor, x, prepared, y, *part) for part in pairwise(panels)])
     return y_TN.to(x_TC.dtype)
+
+
+def load_products(formats: Iterable[str]) -> None:
+    """Compile or load what `packed_matmul` calls, and the loops of these block formats."""
+    from .block_matmul import loop_address  # here, because its loops call these
+
+    for name in formats:
+        loop_address(name)
+    for loop in (num_panels, prepared_size, prepare_rows, multiply_panels, multiply):
+        cast(loops.Loop, loop).load()
 
 
 def _num_parts(matrix: PackedMatrix, num_rows: int) -> int:
