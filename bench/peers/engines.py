@@ -139,7 +139,7 @@ def running(launch: Launch, log: Path) -> Iterator[Engine]:
             while not _answers(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{launch.name} did not start: {log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.5)
+                time.sleep(0.05)
             print(f"{launch.name} answers", file=sys.stderr)
             yield Engine(launch, url, process)
         finally:

@@ -108,3 +108,15 @@ def test_hostile_connections_are_of_all_kinds(tmp_path: Path) -> None:
     said = out.read_text()
     assert "TTFT, new connection p99" in said
     assert "Failed requests of the other clients: none" in said
+
+
+@pytest.mark.exhaustive
+def test_start_measures_first_answers_cold_and_warm_and_names_the_peers_that_are_skipped(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    run("start.py", str(checkpoint), "--repeat", "1", "--out", str(tmp_path / "figures.md"))
+    lines = (tmp_path / "figures.md").read_text().splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("| ramiform, ")}
+    assert list(rows) == ["ramiform, cold", "ramiform, warm"]
+    assert all(float(cell.replace(",", "")) > 0 for row in rows.values() for cell in row)
+    assert [line.partition(":")[0] for line in lines if "skipped" in line] == ["llama.cpp", "vLLM"]

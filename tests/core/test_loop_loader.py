@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from numba.core import event
 
 from ramiform import loops
+from ramiform.runtime import compile_ahead
 from ramiform.runtime.core import loop_loader
 from ramiform.runtime.core.loop_loader import LoopLoader
 from ramiform.runtime.core.main import LoadedCore, load_core
@@ -162,3 +164,16 @@ def test_settings_that_need_the_loops_from_the_first_token_wait_for_them(setting
     load_core(msgspec.structs.replace(CoreConfig(num_pages=256), **setting), loader=loader)
     assert not loader.pending
     assert loops.ready("ramiform.kernels")
+
+
+def test_a_start_that_waits_for_loops_says_with_which_setting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_group(_group: str) -> None:
+        with event.trigger_event("numba:compile"):
+            pass
+
+    monkeypatch.setattr(compile_ahead, "compile_group", compile_group)
+    compile_ahead.compile_loops("deterministic")
+    [line] = [message for message in caplog.messages if "; with" in message]
+    assert line.endswith("; with deterministic the first answer waits for them")
