@@ -162,11 +162,11 @@ class Program(Generic[P, R]):
             return self._converted_async(args[0], returned) if self.is_async else self._converted(returned)
         if (caller := running_program()) is not None and not any(kwargs.get(option) for option in RUN_OPTIONS):
             return self._call_inside(caller, args, kwargs)
-        if self._result is signatures.NOTHING or kwargs.get("stream"):
-            return self.run(*args, **kwargs)
-        if self.is_async:
-            return self._answer_async(self.arun(*args, **kwargs))
         with Folded():
+            if self._result is signatures.NOTHING or kwargs.get("stream"):
+                return self.run(*args, **kwargs)
+            if self.is_async:
+                return self._answer_async(self.arun(*args, **kwargs))
             return self._converted(self.run(*args, **kwargs).ret_value)
 
     def __repr__(self) -> str:
@@ -227,7 +227,8 @@ class Program(Generic[P, R]):
                 param=next(iter(checks)),
             )
         given, own = (RunArguments(), kwargs) if self._takes_any else split_arguments(kwargs, self.parameters)
-        check_arguments(self._signature, (), own, partial=True)
+        with Folded():
+            check_arguments(self._signature, (), own, partial=True)
         made = self._like(self.function)
         made._bound |= own
         free = [one for name, one in made.__signature__.parameters.items() if name not in made._bound]
@@ -287,7 +288,8 @@ class Program(Generic[P, R]):
     def _call_inside(self, caller: ProgramState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the program as a part of the caller's run. Returns what a call returns, for some async ones awaitable."""
         given, own = split_arguments({k: v for k, v in kwargs.items() if k not in RUN_OPTIONS}, self.parameters)
-        call = self._make_call(args, own, given, False, caller)
+        with Folded():
+            call = self._make_call(args, own, given, False, caller)
         channel = caller._handle.execution.channel
         if self.is_async and (self._result is not signatures.NOTHING or runner.is_loop_running()):
             return self._answer_async(runner.run_async(channel, call))
@@ -312,7 +314,8 @@ class Program(Generic[P, R]):
         """
         run_arguments, arguments = split_arguments(example, self.parameters)
         given = {**self._bound, **arguments}
-        check_arguments(self._signature, (), given, partial=True)
+        with Folded():
+            check_arguments(self._signature, (), given, partial=True)
         missing = frozenset(self.required) - given.keys()
         sampling, constants = run_arguments.over(self._bound_run).sampling, self._bound.keys() - arguments.keys()
         call = plan_call(self._body, given, missing, sampling, constants)
@@ -359,10 +362,10 @@ class Program(Generic[P, R]):
         answer is added; a run with the same file goes on where the last one ended. In a running event loop, an async
         program must be run by `arun`.
         """
-        [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
-        if not stream and not self.is_async:
-            runner.warn_if_loop_runs(self.function.__name__, "arun(...)")
         with Folded():
+            [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
+            if not stream and not self.is_async:
+                runner.warn_if_loop_runs(self.function.__name__, "arun(...)")
             state = runner.new_state(channel_of(backend), call, stream=stream)
             if stream:
                 return runner.run_in_background(state, call, in_loop=False)
@@ -386,8 +389,8 @@ class Program(Generic[P, R]):
         """
         import asyncio
 
-        [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
         with Folded():
+            [call] = runner.kept([self._call(args, kwargs, trace)], checkpoint)
             channel = await asyncio.to_thread(channel_of, backend)
             if not stream:
                 return await runner.run_async(channel, call)
@@ -423,15 +426,13 @@ class Program(Generic[P, R]):
         is.
         """
         caller = None if backend or trace or checkpoint else running_program()
-        calls = runner.kept(self._batch_calls(batch, sampling, trace, caller), checkpoint)
-        options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
-        if caller is None or not caller._handle.execution.only_records:
-            runner.warn_if_loop_runs(self.function.__name__, "arun_batch(...)")
-        results = run_batch(runner.channel_for(caller, backend), calls, options)
-        if generator_style:
-            return results
         with Folded():
-            return list(results)
+            calls = runner.kept(self._batch_calls(batch, sampling, trace, caller), checkpoint)
+            options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
+            if caller is None or not caller._handle.execution.only_records:
+                runner.warn_if_loop_runs(self.function.__name__, "arun_batch(...)")
+            results = run_batch(runner.channel_for(caller, backend), calls, options)
+            return results if generator_style else list(results)
 
     @overload
     def arun_batch(
@@ -461,7 +462,8 @@ class Program(Generic[P, R]):
         With `generator_style` it is an asynchronous iterator. Cancelling or closing it ends all programs.
         """
         caller = None if backend or trace or checkpoint else running_program()
-        calls = runner.kept(self._batch_calls(batch, sampling, trace, caller), checkpoint)
+        with Folded():
+            calls = runner.kept(self._batch_calls(batch, sampling, trace, caller), checkpoint)
         options = self._batch_options(num_threads, progress_bar, return_exceptions, generator_style)
         results = run_in_running_loop(functools.partial(runner.channel_for, caller, backend), calls, options)
         return results if generator_style else listed(results)

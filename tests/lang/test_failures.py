@@ -154,6 +154,37 @@ def test_tracebacks_have_the_user_s_frames_only(way: str, monkeypatch: pytest.Mo
     assert [file for file in files(error) if file.endswith("/lang/running/runner.py")]
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: fails.run(),
+        lambda: fails(),  # type: ignore[call-arg]
+        lambda: fails.run("own", 1, 2),
+        lambda: fails.run_batch([{}]),
+        lambda: asyncio.run(fails.arun()),
+        lambda: asyncio.run(fails.arun_batch([{}])),  # type: ignore[arg-type]
+        lambda: fails.bind(hwo="own"),
+        lambda: fails.plan(hwo="own"),
+        lambda: outer_of(fails).run(backend=answers()),
+    ],
+)
+def test_a_call_with_wrong_arguments_is_shown_by_the_user_s_frames_only(mistake: Any) -> None:
+    with pytest.raises(TypeError, match="argument") as caught:
+        mistake()
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert not [file for file in files if file.endswith("/inspect.py") or ("/lang/" in file and "/tests/" not in file)]
+
+
+def outer_of(program: Any) -> Any:
+    """Return a program that calls another one without its argument."""
+
+    @ramiform.function
+    def outer(s: ProgramState) -> None:
+        program()
+
+    return outer
+
+
 def test_the_frames_of_a_tool_are_in_the_cause() -> None:
     def divide(a: int) -> int:
         """Divide it."""
