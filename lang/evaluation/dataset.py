@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, json_fault
 
 Example = Mapping[str, Any]
 Dataset = Iterable[Example] | str | os.PathLike[str]
@@ -59,22 +59,27 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
                 return [_row(row, f"{path}, line {rows.line_num}") for row in rows]
         if path.suffix == ".jsonl":
             lines = enumerate(path.read_bytes().splitlines(), start=1)
-            return [_decoded(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+            return [_decoded(line, path, number) for number, line in lines if line.strip()]
         if path.suffix == ".json":
-            values = msgspec.json.decode(path.read_bytes())
+            values = _parsed(path.read_bytes(), path)
             if not isinstance(values, list):
                 raise RequestError(f"{path} must hold a list of objects", param="dataset")
             return [_example(value, f"{path}, entry {index}") for index, value in enumerate(values)]
-    except (OSError, UnicodeDecodeError, csv.Error, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RequestError(f"the dataset {str(path)!r} cannot be read: {error}", param="dataset") from None
     raise RequestError(f"a dataset's file ends in .jsonl, .json or .csv, got {str(path)!r}", param="dataset")
 
 
-def _decoded(line: bytes, where: str) -> dict[str, Any]:
+def _decoded(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    return _example(_parsed(line, path, number), f"{path}, line {number}")
+
+
+def _parsed(text: bytes, path: Path, first_line: int = 1) -> Any:
     try:
-        return _example(msgspec.json.decode(line), where)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON: {error}", param="dataset") from None
+        fault = json_fault(text, error, first_line=first_line)
+        raise RequestError(f"{path} is not JSON: {fault}", param="dataset") from None
 
 
 def _row(row: dict[Any, Any], where: str) -> dict[str, Any]:

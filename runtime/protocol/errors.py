@@ -77,6 +77,19 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def json_fault(text: str | bytes, error: Exception, *, first_line: int = 1) -> str:
+    """Return why a text is no JSON, with line and column in a file where it begins at `first_line`; else `error`'s words."""
+    import json
+
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as found:
+        return f"{found.msg} (line {first_line - 1 + found.lineno}, column {found.colno})"
+    except (UnicodeDecodeError, RecursionError):
+        pass
+    return str(error)
+
+
 class BusyError(RamiformError):
     """The runtime is full; the same request may succeed later."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, json_fault
 
 # Short English words: one token each in most vocabularies. Servers report the true counts.
 _WORDS = (
@@ -158,10 +158,11 @@ def read_prompts(path: Path, default_tokens: Length, seed: int) -> tuple[LoadReq
     """
     try:
         text = path.read_text("utf-8")
-        entries = (
-            json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
-        )
-    except (OSError, ValueError, RecursionError) as error:
+        if text.lstrip().startswith("["):
+            entries = _parsed(text)
+        else:
+            entries = [_parsed(line, number) for number, line in enumerate(text.splitlines(), start=1)]
+    except (OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read: {error}", param="--prompts") from None
     rng = random.Random(f"{seed}/prompts")
     jobs = []
@@ -174,6 +175,13 @@ def read_prompts(path: Path, default_tokens: Length, seed: int) -> tuple[LoadReq
     if not jobs:
         raise RequestError(f"{path} has no prompts", param="--prompts")
     return tuple(jobs)
+
+
+def _parsed(text: str, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(json_fault(text, error, first_line=first_line)) from None
 
 
 def _messages(entry: Any) -> list[dict[str, Any]]:

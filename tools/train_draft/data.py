@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, json_fault
 from ...runtime.tokenizer import Tokenizer
 
 
@@ -40,6 +40,8 @@ def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) 
             continue
         try:
             prompt, completion, group = _parts(json.loads(line), tokenizer, file.stem)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"{file}: {json_fault(line, error, first_line=number)}", param="data") from None
         except (ValueError, TypeError) as error:
             raise RequestError(f"{file}, line {number}: {error}", param="data") from None
         if prompts_only:

@@ -107,7 +107,9 @@ def test_a_dataset_may_be_a_file(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"country": "x"}\n{"country"', "line 2 is not JSON"),
+        ("a.jsonl", '{"country": "x"}\n{"country": }', r"is not JSON: Expecting value \(line 2, column 13\)"),
+        ("a.jsonl", '{"country": "x"}\n\n{"country"', r"is not JSON: .* \(line 3, column 11\)"),
+        ("a.json", '[{"country": "x"},\n {"country"]', r"is not JSON: .* \(line 2, column 12\)"),
         ("a.jsonl", "[1]", "line 1 must be a mapping"),
         ("a.json", "{}", "must hold a list"),
         ("a.csv", "country,city\nFrance\n", "line 2 has another number of values than the header"),
