@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,14 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close
 
 
 def serve(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", "serve", *arguments], env={"COLUMNS": "220"})
+    return CliRunner().invoke(app, ["bench", "serve", *arguments], env={"COLUMNS": "80"})
+
+
+def check_tables(output: str, names: set[str]) -> None:
+    """Check that the tables have the names whole and no line that a terminal of 80 columns breaks."""
+    assert max(map(len, output.splitlines())) <= 80
+    assert "…" not in output
+    assert {cell.strip() for line in output.splitlines() for cell in re.split("[┃│]", line)} >= names
 
 
 def test_a_closed_loop_is_measured_and_written(url: str, tmp_path: Path) -> None:
@@ -41,8 +49,8 @@ def test_a_closed_loop_is_measured_and_written(url: str, tmp_path: Path) -> None
         assert each["num_prompt"] >= 100
         assert 0 < each["ttft"]["p50"] <= each["e2e"]["p50"] <= each["e2e"]["max"]
         assert each["goodput"] == pytest.approx(each["request_rate"])
-    assert "concurrency 3" in done.output
-    assert "goodput" in done.output
+    names = {"output tok/s", "total tok/s", "goodput/s", "TTFT", "TPOT", "p99", "concurrency 1", "concurrency 3"}
+    check_tables(done.output, names)
 
 
 def test_an_open_loop_with_structured_answers_and_shared_prefixes(url: str, tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def test_two_servers_are_compared_in_turns(url: str) -> None:
     done = serve(url, "--compare", url, "--requests", "3", "--output-tokens", "4", "--prompt-tokens", "8")
     assert done.exit_code == 0, done.output
     assert f"{url} / {url}" in done.output
-    assert " to " in done.output
+    check_tables(done.output, {"output_rate", "request_rate", "ttft p50", "median", "lowest", "highest"})
 
 
 @pytest.mark.parametrize(

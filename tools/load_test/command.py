@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from ...runtime.protocol.errors import RequestError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
 COMPARED = ("output_rate", "request_rate", "ttft", "itl", "e2e")
+PERCENTILES = ("p50", "p95", "p99")
 
 
 def serve_load(
@@ -169,7 +170,7 @@ def _report(test: LoadTest, urls: Sequence[str], out: Path | None, plot: Path | 
     for server, url in enumerate(urls):
         mine = [summary for number, _, summary in test.results if number == server]
         if mine:
-            Console().print(_table(url, mine))
+            Console().print(_tables(url, mine))
             _warn(mine)
     if len(urls) == 2:
         Console().print(_comparison(test, urls))
@@ -184,22 +185,26 @@ def _report(test: LoadTest, urls: Sequence[str], out: Path | None, plot: Path | 
         raise typer.Exit(1)
 
 
-def _table(title: str, summaries: Sequence[Summary]) -> Table:
-    table = Table(title=title, title_justify="left", caption="times in ms; p50 / p95 / p99", caption_justify="left")
-    table.add_column("level")
-    names = ["done", "errors", "req/s", "output tok/s", "total tok/s", "TTFT", "ITL", "TPOT", "e2e"]
+def _tables(title: str, summaries: Sequence[Summary]) -> Group:
+    """Build the table of rates, and that of times below it: together they are too wide for a terminal."""
+    rates = Table(title=title, title_justify="left")
+    times = Table(caption="times in ms", caption_justify="left")
     has_goodput = any(summary.goodput is not None for summary in summaries)
-    for name in [*names, *(["goodput/s"] if has_goodput else [])]:
-        table.add_column(name, justify="right")
+    for table, names in (
+        (rates, ["done", "errors", "req/s", "output tok/s", "total tok/s", *(["goodput/s"] if has_goodput else [])]),
+        (times, ["", *PERCENTILES]),
+    ):
+        table.add_column("level", overflow="fold")
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
     for each in summaries:
-        times = [
-            " / ".join(f"{1000 * part[p]:.1f}" for p in ("p50", "p95", "p99"))
-            for part in (each.ttft, each.itl, each.tpot, each.e2e)
-        ]
-        rates = [f"{value:.2f}" for value in (each.request_rate, each.output_rate, each.total_rate)]
-        row = [each.label, f"{each.num_done}", f"{sum(each.errors.values())}", *rates, *times]
-        table.add_row(*row, *([f"{each.goodput or 0:.2f}"] if has_goodput else []))
-    return table
+        figures = [each.request_rate, each.output_rate, each.total_rate, *([each.goodput or 0] if has_goodput else [])]
+        counts = [f"{each.num_done}", f"{sum(each.errors.values())}"]
+        rates.add_row(each.label, *counts, *(f"{figure:.2f}" for figure in figures))
+        for name, part in (("TTFT", each.ttft), ("ITL", each.itl), ("TPOT", each.tpot), ("e2e", each.e2e)):
+            label = each.label if name == "TTFT" else ""
+            times.add_row(label, name, *(f"{1000 * part[p]:.1f}" for p in PERCENTILES), end_section=name == "e2e")
+    return Group(rates, times)
 
 
 def _warn(summaries: Sequence[Summary]) -> None:
@@ -222,15 +227,15 @@ def _warn(summaries: Sequence[Summary]) -> None:
 
 def _comparison(test: LoadTest, urls: Sequence[str]) -> Table:
     """Build the table of ratios, first server to second: the median of the rounds, lowest and highest."""
-    table = Table(title=f"{urls[0]} / {urls[1]}", title_justify="left", caption="median ratio (lowest to highest)")
-    table.add_column("level")
-    for name in COMPARED:
-        table.add_column(name if name.endswith("rate") else f"{name} p50", justify="right")
+    table = Table(title=f"{urls[0]} / {urls[1]}", title_justify="left", caption="ratios", caption_justify="left")
+    for name in ("level", ""):
+        table.add_column(name)
+    for name in ("median", "lowest", "highest"):
+        table.add_column(name, justify="right")
     for level in dict.fromkeys(level for _, level, _ in test.results):
         sides = [[s for server, at, s in test.results if (server, at) == (side, level)] for side in (0, 1)]
         if not all(sides):
             continue
-        cells = []
         for name in COMPARED:
             ratios = [
                 _figure(a, name) / b
@@ -238,8 +243,10 @@ def _comparison(test: LoadTest, urls: Sequence[str]) -> Table:
                 for a, b in [(first, _figure(second, name))]
                 if b
             ]
-            cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-")
-        table.add_row(f"{level:g}", *cells)
+            found = (statistics.median(ratios), min(ratios), max(ratios)) if ratios else ()
+            label = f"{level:g}" if name == COMPARED[0] else ""
+            about = name if name.endswith("rate") else f"{name} p50"
+            table.add_row(label, about, *(f"{ratio:.2f}" for ratio in found), end_section=name == COMPARED[-1])
     return table
 
 
