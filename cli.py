@@ -106,25 +106,21 @@ def serve(
         return
     logs.set_up_logging(config.serve, "frontend")
     if config.core.nnodes > 1:
-        print(
-            f"waiting for {config.core.nnodes - 1} more of {config.core.nnodes} nodes at {config.core.master}",
-            flush=True,
-        )
+        _say(f"waiting for {config.core.nnodes - 1} more of {config.core.nnodes} nodes at {config.core.master}")
 
     if errors.is_terminal:
-        name = config.core.served_model_name or model or "the model that ships"
-        errors.print(Text(f"loading {name}"))
+        _note(f"loading {config.core.served_model_name or model or 'the model that ships'}")
 
     if config.serve.host in ANYWHERE and config.serve.uds is None and not (api_key or admin_key):
         told = "all who reach this machine may use the model; --api-key KEY asks for a key"
-        errors.print(Text(f"--host {config.serve.host}: {told}"))
+        _note(f"--host {config.serve.host}: {told}")
 
     def on_start(started: Started) -> None:
         page = " and its page" if config.serve.page and config.serve.uds is None else ""
-        print(f"serving {started.info.name}{page} at {config.serve.url(started.http_port)}", flush=True)
-        print(f"programs: ramiform run FILE --address {config.serve.client_address}", flush=True)
+        _say(f"serving {started.info.name}{page} at {config.serve.url(started.http_port)}")
+        _say(f"programs: ramiform run FILE --address {config.serve.client_address}")
         if started.tcp_address is not None:
-            print(f"remote: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
+            _say(f"remote: ramiform run FILE --address {started.tcp_address} --keys FOLDER")
         if open_page:
             _open_in_browser(config.serve, started.http_port)
 
@@ -135,7 +131,21 @@ def serve(
 
     asyncio.run(until_signalled())
     if errors.is_terminal:
-        errors.print(Text("the server has ended"))
+        _note("the server has ended")
+
+
+def _say(text: str) -> None:
+    """Print a line of a server; where nothing can be written any more, to stderr."""
+    try:
+        print(text, flush=True)
+    except OSError:  # a full disk, a pipe that nobody reads
+        sys.stdout = None  # as it is where it was closed before the start; else the end would try again
+        _note(text)
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError):
+        errors.print(Text(text))
 
 
 def _open_in_browser(serve_config: ServeConfig, port: int | None) -> None:
@@ -147,7 +157,7 @@ def _open_in_browser(serve_config: ServeConfig, port: int | None) -> None:
 
     def show() -> None:
         if not webbrowser.open(url):
-            errors.print(Text(f"no browser could be started; the page is at {url}"))
+            _note(f"no browser could be started; the page is at {url}")
 
     threading.Thread(target=show, name="browser", daemon=True).start()
 
@@ -161,7 +171,7 @@ def _serve_node(config: RuntimeConfig) -> None:
 
     def on_start() -> None:
         ranks = f"{core.own_ranks.start} to {core.own_ranks[-1]} of {core.num_ranks}"
-        print(f"node {core.node_rank}: ranks {ranks}, led by {core.master}", flush=True)
+        _say(f"node {core.node_rank}: ranks {ranks}, led by {core.master}")
 
     serve_node(config, on_start)
 

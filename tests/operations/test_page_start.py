@@ -1,7 +1,11 @@
-"""`ramiform serve` names the page, and opens it where it is asked to."""
+"""`ramiform serve` names the page and opens it where it is asked to, talks in its terminal, and starts without one."""
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -36,3 +40,49 @@ def test_there_must_be_a_page_to_open(options: tuple[str, ...]) -> None:
     done = subprocess.run([RAMIFORM, "serve", "--open", *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "--open needs the page" in done.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_terminal_is_told_of_the_start_of_each_request_and_of_the_end() -> None:
+    ours, theirs = pty.openpty()
+    command = [RAMIFORM, "serve", "--num-pages", "512", "--port", "0"]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=os.environ | {"COLUMNS": "80"}) as server:
+        os.close(theirs)
+        told = ""
+
+        def read_until(text: str) -> None:
+            nonlocal told
+            while text not in told:
+                told += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", os.read(ours, 4096).decode())
+
+        read_until("--address ipc:")
+        url = re.findall(r"and its page at (\S+)", told)[0]
+        body = {"model": "ramiform-demo", "prompt": "A secret:", "max_tokens": 3, "ignore_eos": True}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+        read_until("3 out")
+        server.send_signal(signal.SIGINT)
+        read_until("the server has ended")
+    os.close(ours)
+    assert server.returncode == 0
+    assert "loading the model that ships" in told
+    assert "POST /v1/completions 200" in told
+    assert "secret" not in told
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stdout", ["/dev/full", None])
+def test_a_server_starts_where_nothing_can_be_printed(stdout: str | None, tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    place = f">{stdout}" if stdout else ">&-"
+    command = f'exec "{RAMIFORM}" serve --num-pages 512 --uds {socket} {place}'
+    with subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE, text=True) as server:
+        transport = httpx.HTTPTransport(uds=str(socket))
+        with httpx.Client(transport=transport, base_url="http://localhost") as client:
+            while not socket.exists() or client.get("/health").status_code != 200:
+                assert server.poll() is None
+                time.sleep(0.1)
+        server.send_signal(signal.SIGINT)
+        _, told = server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert "Traceback" not in told
+    assert ("serving ramiform-demo at" in told) == (stdout is not None)  # then it is said where it can be
