@@ -1,4 +1,4 @@
-"""The language reference names every public name, method and parameter, with the signatures of the code."""
+"""The reference and the guide name every public name, method and parameter, with the signatures of the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ramiform.lang.expressions.expr import GEN_NAMES
 from ramiform.lang.states.readable_state import ReadableState
 from ramiform.runtime.protocol.sampling import PARAMETERS
 
-REFERENCE = (Path(ramiform.__file__).parent / "docs/learn/language.md").read_text()
+LEARN = Path(ramiform.__file__).parent / "docs/learn"
+REFERENCE = "".join(page.read_text() for page in (LEARN / "language.md", *sorted(LEARN.glob("guide/*.md"))))
 
 
 @pytest.mark.parametrize("name", [name for name in ramiform.__all__ if name != "__version__"])

@@ -1,4 +1,5 @@
-"""The code in the language reference runs: each block with the few names that its text takes for granted."""
+"""The code in the guide and in the language reference runs: each block with the few names that its text takes for
+granted."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import pytest
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted
 
-REFERENCE = (Path(ramiform.__file__).parent / "docs/learn/language.md").read_text()
+LEARN = Path(ramiform.__file__).parent / "docs/learn"
+REFERENCE = "".join(page.read_text() for page in (LEARN / "language.md", *sorted(LEARN.glob("guide/*.md"))))
 MCP_SERVER = Path(__file__).parent / "tools/mcp_server_of_tests.py"
 
 
