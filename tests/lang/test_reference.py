@@ -27,6 +27,7 @@ MCP_SERVER = Path(__file__).parent / "tools/mcp_server_of_tests.py"
 class Block:
     section: str
     code: str
+    printed: str | None  # as the text says
 
     def run(self, before: str = "", **names: Any) -> dict[str, Any]:
         """Run the block behind `before`, with all public names of ramiform and those given."""
@@ -50,12 +51,13 @@ class Block:
 def blocks() -> dict[str, Block]:
     """Return the blocks by their section's title. Signatures are none: another test compares them with the code's."""
     found, section = {}, ""
-    for match in re.finditer(r"^#+ ([^\n]*)$|^```python\n(.*?)^```$", REFERENCE, re.DOTALL | re.MULTILINE):
+    block = r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?"
+    for match in re.finditer(rf"^#+ ([^\n]*)$|{block}", REFERENCE, re.DOTALL | re.MULTILINE):
         if match[1]:
             section = match[1]
         elif not re.match(r"(gen|select)\(name=None", match[2]):
             assert section not in found, "one block a section"
-            found[section] = Block(section, match[2])
+            found[section] = Block(section, match[2], match[3])
     return found
 
 
@@ -93,8 +95,18 @@ def program(s, country):
 def test_every_block_is_run_here() -> None:
     source = Path(__file__).read_text()
     assert len(BLOCKS) >= 9
-    for section in BLOCKS:
-        assert f'BLOCKS["{section}"]' in source, section
+    for section, block in BLOCKS.items():
+        assert block.printed is not None or f'BLOCKS["{section}"]' in source, section
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS.values() if block.printed], ids=lambda block: block.section
+)
+def test_a_whole_program_prints_what_the_text_says(
+    block: Block, backend: ramiform.Runtime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(block.code, "program.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+    assert capsys.readouterr().out == block.printed
 
 
 def test_programs(backend: ramiform.Runtime) -> None:
@@ -155,6 +167,11 @@ def test_composable_constraints_on_the_model(backend: ramiform.Runtime) -> None:
         assert all(type(number) is int for number in s["total"].values())
 
 
+def test_quotes(backend: ramiform.Runtime) -> None:
+    s = BLOCKS["Quotes"].run_in_program(backend, temperature=0)["s"]
+    assert s["mayor"].startswith("Sofia Quinn")
+
+
 def test_deciding(backend: ramiform.Runtime) -> None:
     s = BLOCKS["Deciding"].run_in_program(backend, "The room was dirty. I want my money back.")["s"]
     assert 0 <= s["urgent"].probability <= 1
@@ -168,12 +185,6 @@ def test_search(backend: ramiform.Runtime) -> None:
     assert isinstance(names["result"].value, int)
     assert names["s"]["n"] == names["result"].value
     assert names["s"]["line"] == names["branch"]["line"]
-
-
-def test_agents(backend: ramiform.Runtime) -> None:
-    result = BLOCKS["Agents"].run(TOOLS)["result"]
-    assert isinstance(result, ramiform.AgentResult)
-    assert result.finished
 
 
 def test_handing_over(backend: ramiform.Runtime) -> None:
