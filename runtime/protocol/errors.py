@@ -78,7 +78,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 
 
 def json_fault(text: str | bytes, error: Exception, *, first_line: int = 1) -> str:
-    """Return why a text is no JSON, with line and column in a file where it begins at `first_line`; else `error`'s words."""
+    """Return why a text is no JSON: its line and column, counted from `first_line`; else the words of `error`."""
     import json
 
     try:
