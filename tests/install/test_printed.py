@@ -1,5 +1,5 @@
-"""The programs and requests of README, the tutorial and the guide's first pages run as they are printed, in an environment
-that has the wheel, and give what the page says."""
+"""The programs of README, the tutorial and the guide's first pages, and README's requests, run as they are printed
+where the wheel is installed, and give what the page says."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ for code in json.load(open("blocks.json")):
         exec(compile(code, "program.py", "exec", dont_inherit=True), names)
     print(json.dumps(printed.getvalue()))
 """
+
 pytestmark = pytest.mark.install
 
 
@@ -49,13 +50,14 @@ def lines_of(text: str) -> list[str]:
 
 
 @contextmanager
-def serving(scripts: Path, place: Path, command: list[str]) -> Iterator[tuple[str, str]]:
-    """Serve until the end of the block; yield the URL and the address of programs."""
-    with subprocess.Popen([scripts / command[0], *command[1:]], cwd=place, stdout=subprocess.PIPE, text=True) as server:
+def serving(scripts: Path, place: Path) -> Iterator[str]:
+    """Serve until the end of the block; yield the URL."""
+    command = [scripts / "ramiform", "serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        first, second = server.stdout.readline(), server.stdout.readline()
+        first = server.stdout.readline()
         try:
-            yield first.rpartition(" ")[2].strip(), second.rpartition(" ")[2].strip()
+            yield first.rpartition(" ")[2].strip()
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(120)
@@ -78,7 +80,7 @@ def test_the_programs_of_the_readme_run(scripts: Path, place: Path) -> None:
     program, client = (found[1] for found in BLOCK.finditer(README))
     capital, europe, ada = run_in([scripts / "python", "-c", program], place).splitlines()
     assert (capital.strip(), europe.strip(), json.loads(ada)) == ("Paris", "yes", {"name": "Ada Brown", "age": 36})
-    with serving(scripts, place, ["ramiform", "serve", "--port", "0"]) as (url, _):
+    with serving(scripts, place) as url:
         code = client.replace("http://localhost:30000", url)
         assert "Paris" in run_in([scripts / "python", "-c", code], place, PYTHONPATH=str(place / "clients"))
         curls = re.findall(r"^(curl localhost:30000.*?')$", README, re.DOTALL | re.MULTILINE)
