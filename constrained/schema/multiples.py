@@ -35,8 +35,7 @@ def num_remainder_states(divisor: Decimal) -> int:
 def reads_exponents(divisor: Decimal) -> bool:
     """Return True if `multiple_dfa` can read the multiples with an exponent that are in `multiples_universe`."""
     modulus, exponent = _scaled(divisor)
-    # Readers that divide doubles take large multiples of a fraction for none.
-    return modulus <= _MAX_MODULUS and 0 <= exponent <= _MAX_FRACTION
+    return modulus <= _MAX_MODULUS and abs(exponent) <= _MAX_FRACTION
 
 
 @cached_piece(maxsize=256)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+from decimal import Decimal, localcontext
 from typing import Any
 
 import jsonschema
@@ -56,6 +58,25 @@ def test_a_value_within_bounds_keeps_its_exponent(schema: Any, text: str) -> Non
     options = SchemaOptions("closed", "digits", 20)
     grammar = compile_constraint(JsonSchema({"type": "number", **schema}, options), shared_vocabulary())
     assert accepts(grammar, text.encode())
+
+
+@pytest.mark.parametrize("divisor", ["0.5", "0.01", "0.05", "0.3", "1e-07", "1e-16"])
+@pytest.mark.parametrize("bounds", [{}, {"minimum": 0, "maximum": 100}])
+def test_a_multiple_of_a_fraction_keeps_its_exponent(divisor: str, bounds: Any) -> None:
+    schema, rng = {"type": "number", "multipleOf": float(divisor), **bounds}, random.Random(divisor)
+    grammar = compile_constraint(JsonSchema(schema, SchemaOptions("closed", "digits", 20)), shared_vocabulary())
+    judge = jsonschema.Draft202012Validator({**schema, "multipleOf": Decimal(divisor)})
+    num_valid = 0
+    with localcontext(prec=700):  # remainders of 1e299 are exact
+        for _ in range(300):
+            digits = str(rng.randrange(10 ** rng.randint(1, 6)))
+            if len(digits) == 1:  # as `repr` writes floats
+                digits += rng.choice(["", ".5", ".25", ".0", f".{rng.randrange(10**5):05}"])
+            text = f"{digits}{rng.choice('eE')}{rng.choice(['', '+', '-'])}{rng.randrange(rng.choice([4, 20, 299]))}"
+            valid = judge.is_valid(Decimal(text))
+            assert accepts(grammar, text.encode()) == valid, text
+            num_valid += valid
+    assert num_valid > 5
 
 
 BELOW_TINY = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-25}
