@@ -81,7 +81,7 @@ class Execution:
         self._program: int | None = None
         self._deferred: list[tuple[session.Open | session.Append, OperationLog]] | None = [] if deferred else None
         self._texts: list[session.Open | session.Append | session.Close] = []  # of an async program
-        self._logs: weakref.WeakValueDictionary[int, OperationLog] = weakref.WeakValueDictionary()
+        self._logs: dict[int, OperationLog] = {}  # of the states that are held
         self._lock: threading.Lock = threading.Lock() if caller is None else caller._lock
         self._tasks: set[Task[None]] = set()
         self._ended: ErrorInfo | None = None  # `close` was called, with this error
@@ -148,9 +148,10 @@ class Execution:
         return _model_names[self.channel]
 
     @property
-    def is_called(self) -> bool:
-        """Return whether it is a part of a caller's run."""
-        return self._caller is not None
+    def is_plain(self) -> bool:
+        """Return whether nobody is told of its states: those of called programs may then begin at their first use."""
+        is_told = self.recording is not None or self.kept_logs is not None or self._notes is not None
+        return not (is_told or self.has_checkpoint or self._keeper() is not None or self.only_records)
 
     @property
     def sent_nothing(self) -> bool:
@@ -207,8 +208,12 @@ class Execution:
         logs = (one.log_of(number) for one in called if one is not None)
         return found if found is not None else next((log for log in logs if log is not None), None)
 
+    def forget(self, number: int) -> None:
+        """Forget a state that nobody holds any more, once it is detached. Takes no lock, as `detach`."""
+        self._logs.pop(number, None)
+
     def detach(self, number: int) -> None:
-        """Forget a state. Never raises and takes no lock, since the garbage collector may call it."""
+        """Let the runtime forget a state. Never raises and takes no lock, since the garbage collector may call it."""
         self._detached.append(number)
         if self._caller is not None and len(self._detached) < MAX_DETACHED:
             return  # each message wakes a thread, which takes longer than a call

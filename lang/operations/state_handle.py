@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,13 @@ class StateHandle:
         self.number = execution.attach(self.log)
         self._parent = parent
         self._forked_at = 0  # number of the parent's operations that this state begins with
-        self._forget = weakref.finalize(self, execution.detach, self.number)
-        self._forget.atexit = False  # at exit the connection closes all its states at once
+        self._is_detached = False
+
+    def __del__(self) -> None:
+        # At exit the connection closes all its states at once.
+        if "_is_detached" in self.__dict__ and not sys.is_finalizing():
+            self._detach()
+            self.execution.forget(self.number)
 
     @classmethod
     def open(cls, execution: Execution) -> StateHandle:
@@ -90,7 +95,7 @@ class StateHandle:
         error = ErrorInfo.of(RuntimeFailed(reason) if isinstance(reason, str) else reason)
         if self._parent is None:
             self.execution.close(error)
-        self._forget()
+        self._detach()
         self.log.fail(error)
 
     def segments(self) -> list[tuple[OperationLog, int]]:
@@ -129,6 +134,11 @@ class StateHandle:
             if (error := log.settle(end, raised=raised)) is not None:
                 return error
         return None
+
+    def _detach(self) -> None:
+        if not self._is_detached:
+            self._is_detached = True
+            self.execution.detach(self.number)
 
     def _append(self, operations: list[Operation], names: Mapping[int, str] | None = None) -> int:
         location = program_location()

@@ -38,11 +38,15 @@ class RunArguments:
 
     def over(self, others: RunArguments) -> RunArguments:
         """Return both together; where both give an argument, these count."""
+        if not self.sampling and not self.budgets:
+            return others
         return RunArguments({**others.sampling, **self.sampling}, {**others.budgets, **self.budgets})
 
     @property
     def budget(self) -> Budget | None:
         """Return the budgets for the runtime. Raises RequestError for one that is not positive."""
+        if not self.budgets:
+            return None
         given = {_BUDGETS[name]: value for name, value in self.budgets.items() if value is not None}
         if not given:
             return None
@@ -54,13 +58,42 @@ class RunArguments:
             raise RequestError(f"{param} must be positive, got {given[wrong]!r}", param=param) from None
 
 
+NOTHING_GIVEN = RunArguments()
+
+
 def split_arguments(given: Mapping[str, Any], declared: Sequence[str]) -> tuple[RunArguments, dict[str, Any]]:
     """Split keyword arguments into those of the run and the function's own, which are all that it has `declared`."""
+    if all(name in declared for name in given):
+        return NOTHING_GIVEN, dict(given)
     free = {name: value for name, value in given.items() if name not in declared}
     sampling = {name: value for name, value in free.items() if name in RUN_ARGUMENTS}
     budgets = {name: value for name, value in free.items() if name in _BUDGETS}
     own = {name: value for name, value in given.items() if name not in sampling and name not in budgets}
     return RunArguments(defaults_of(sampling), budgets), own
+
+
+def plain_parameters(signature: inspect.Signature) -> dict[str, bool] | None:
+    """Return the parameters after the state, and whether they are required; None where one is of a special kind."""
+    rest = list(signature.parameters.values())[1:]
+    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in rest):
+        return None
+    return {one.name: one.default is one.empty for one in rest}
+
+
+def fits(plain: Mapping[str, bool], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether arguments are those that a call of these parameters takes; a quick `check_arguments`."""
+    num_left = len(args)
+    num_named = 0
+    for name, is_required in plain.items():
+        if num_left:
+            num_left -= 1
+            if name in kwargs:
+                return False
+        elif name in kwargs:
+            num_named += 1
+        elif is_required:
+            return False
+    return num_left == 0 and num_named == len(kwargs)
 
 
 def check_arguments(

@@ -9,8 +9,9 @@ import os
 import time
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+
+from msgspec.structs import replace
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
@@ -27,10 +28,13 @@ from ..states.state import FunctionBody, ProgramState, running_program
 from ..tracing.plan import Plan, states_of
 from . import runner, signatures
 from .arguments import (
+    NOTHING_GIVEN,
     RUN_OPTIONS,
     RunArguments,
     SavedProgram,
     check_arguments,
+    fits,
+    plain_parameters,
     split_arguments,
     unknown_batch_argument,
 )
@@ -97,6 +101,7 @@ class Program(Generic[P, R]):
         self.trials: list[Any] = []  # prompts that `optimise` has tried
         self._signature = inspect.signature(function)
         self.__signature__ = self._signature.replace(parameters=parameters[1:])  # of a call, for whoever inspects it
+        self._plain = plain_parameters(self._signature)
         self._prepared = PreparedProgram()
         self._scope = scope
         self._prompt: signatures.SignaturePrompt | None = None
@@ -160,7 +165,7 @@ class Program(Generic[P, R]):
             with FunctionBody(args[0]):
                 returned = self._body_inside(*args, **{**self._bound, **kwargs})
             return self._converted_async(args[0], returned) if self.is_async else self._converted(returned)
-        if (caller := running_program()) is not None and not any(kwargs.get(option) for option in RUN_OPTIONS):
+        if (caller := running_program()) is not None and not (kwargs and any(map(kwargs.get, RUN_OPTIONS))):
             return self._call_inside(caller, args, kwargs)
         with Folded():
             if self._result is signatures.NOTHING or kwargs.get("stream"):
@@ -287,14 +292,18 @@ class Program(Generic[P, R]):
 
     def _call_inside(self, caller: ProgramState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the program as a part of the caller's run. Returns what a call returns, for some async ones awaitable."""
-        given, own = split_arguments({k: v for k, v in kwargs.items() if k not in RUN_OPTIONS}, self.parameters)
+        given, own = NOTHING_GIVEN, kwargs
+        if kwargs:
+            given, own = split_arguments({k: v for k, v in kwargs.items() if k not in RUN_OPTIONS}, self.parameters)
         with Folded():
             call = self._make_call(args, own, given, False, caller)
-        channel = caller._handle.execution.channel
+        channel = runner.channel_for(caller, None)
         if self.is_async and (self._result is not signatures.NOTHING or runner.is_loop_running()):
             return self._answer_async(runner.run_async(channel, call))
         with Folded():
             state = runner.run_now(channel, call)
+            if self._result is signatures.NOTHING and not state._is_open:
+                state._handle  # noqa: B018  begins: its reader may come when the run has ended
             return state if self._result is signatures.NOTHING else self._converted(state.ret_value)
 
     async def _answer_async(self, run: Coroutine[Any, Any, ProgramState]) -> Any:
@@ -483,8 +492,9 @@ class Program(Generic[P, R]):
         caller: ProgramState | None = None,
     ) -> runner.ProgramCall:
         """Bind the arguments. Raises TypeError, as calling the function would, before anything starts."""
-        own = {**self._bound, **kwargs}
-        check_arguments(self._signature, args, own)
+        own = {**self._bound, **kwargs} if self._bound else dict(kwargs)
+        if self._plain is None or not fits(self._plain, args, own):
+            check_arguments(self._signature, args, own)
         check_defaults(given.sampling)
         given = given.over(self._bound_run)
         compiled = self.compiled

@@ -9,10 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.protocol.errors import RequestError
+import msgspec
+from msgspec.structs import replace
+
+from ...runtime.protocol.errors import RamiformError, RequestError
 from ...runtime.protocol.session import Budget
 from ..backends.backend import Backend, Channel, channel_of
 from ..expressions.format_marks import refuse_marks
@@ -32,8 +35,7 @@ if TYPE_CHECKING:
 MAX_THREADS = 128  # for sync programs that event loops run
 
 
-@dataclass(frozen=True)
-class ProgramCall:
+class ProgramCall(msgspec.Struct, frozen=True):
     """A call of a program with all its arguments.
 
     `compiled`: its messages are kept until the first read. `is_whole`: the example it was compiled with never read.
@@ -93,7 +95,7 @@ def kept(calls: list[ProgramCall], path: str | os.PathLike[str] | None) -> list[
 
 def channel_for(caller: ProgramState | None, backend: Backend | None) -> Channel:
     """Return the channel of a caller's run, or of the backend, or of the default one."""
-    return channel_of(backend) if caller is None else caller._handle.execution.channel
+    return channel_of(backend) if caller is None else caller._opened_caller._handle.execution.channel
 
 
 def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
@@ -132,6 +134,7 @@ def _part_of_run(caller: ProgramState, call: ProgramCall) -> ProgramState:
             key=call.key,
             budget=call.budget,
             deferred=call.compiled,
+            is_lazy=not (call.is_async or call.compiled or call.budget is not None),
         )
     except Exception as error:
         call.describe(error, None)
@@ -163,6 +166,8 @@ def run_body(state: ProgramState, call: ProgramCall) -> None:
         _run_coroutine(run_body_async(state, call))
         return
     call.apply(state)
+    if not state._is_open:
+        return
     state._handle.execution.note_end()
     _send(state._handle.execution, call)
     state._finish()
@@ -238,7 +243,7 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
 def run_now(channel: Channel, call: ProgramCall) -> ProgramState:
     """Run a call that another program makes to its end; return its state."""
     state = new_state(channel, call)
-    if not call.is_async and not state._handle.execution.only_records:
+    if not call.is_async and not (state._is_open and state._handle.execution.only_records):
         warn_if_loop_runs(call.function.__name__)
     run(state, call)
     return state
@@ -299,9 +304,14 @@ class AbandonedOnError:
         """Nothing is acquired."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if error is None:
+            return
+        state: ProgramState | None = self.state
+        try:
             self.state._abandon(error)
-            self.call.describe(error, self.state)
+        except RamiformError:  # it has never begun, and the run has ended
+            state = None
+        self.call.describe(error, state)
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -193,7 +193,7 @@ def as_result(value: Any, kind: Any, function: Callable[..., Any]) -> Any:
 
     Raises RequestError, code "invalid_result", with the program's line if it is not of the type.
     """
-    if _fits(value, kind):
+    if type(value) is kind or _fits(value, kind):
         return value
     refusal: Exception | str = "it is neither text nor JSON"
     for text in _json_texts(value):

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 class ReadableState:
     """Base of ProgramState: what can be read of a state, and the end of its program."""
 
-    def __init__(self, handle: StateHandle, variables: dict[str, Variable]) -> None:
+    _handle: StateHandle
+
+    def __init__(self) -> None:
         self.ret_value: Any = None  # the return value of the program's function
-        self._handle = handle
+        self._error_seen = False
+
+    def _take(self, handle: StateHandle, variables: dict[str, Variable]) -> None:
+        """Begin with the state of the runtime."""
         self._log = handle.log
         self._reader = StateReader(handle, variables)
-        self._error_seen = False
+        self._handle = handle
 
     def __repr__(self) -> str:
         """Show the text so far. Never waits and never raises, since notebooks and debuggers call it at any time."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError, did_you_mean
@@ -184,6 +185,32 @@ class FunctionBody:
             _running.reset(self._token)
 
 
+class CalledPart(NamedTuple):
+    """How the state of a called program begins."""
+
+    caller: ProgramState
+    title: str
+    place: str
+    key: Callable[[], str]
+    budget: session.Budget | None
+    deferred: bool
+    began: float
+
+    def begin(self, state: ProgramState) -> None:
+        """Open the state, unless it is. Raises RamiformError if the caller's run has ended."""
+        log = self.caller._log
+        with log.changed:
+            if state._is_open:
+                return
+            execution = self.caller._handle.execution.called(
+                self.title, key=self.key, budget=self.budget, deferred=self.deferred
+            )
+            execution.began = self.began
+            state._take(StateHandle.open(execution), {})
+            log.ties.append(StateTie(len(log.operations), (state._handle.number,), self.place, self.title))
+            log.touch()
+
+
 class ProgramState(ReadableState):
     """A growing text with variables, held by the runtime as tokens.
 
@@ -193,21 +220,34 @@ class ProgramState(ReadableState):
 
     def __init__(
         self,
-        handle: StateHandle,
+        handle: StateHandle | None,
         *,
         defaults: Defaults,
         stream: bool = False,
         variables: dict[str, Variable] | None = None,
         open_role: str | None = None,
     ) -> None:
-        super().__init__(handle, {} if variables is None else variables)
+        """Without a handle it is of a called program, and begins as `_opening` says where one is used."""
+        super().__init__()
         self._defaults = defaults
         self._stream = stream
         self._open_role = open_role
-        self._inherited = self._reader.snapshot()
+        self._inherited = {} if variables is None else dict(variables)
+        self._opening: CalledPart | None = None
+        if handle is not None:
+            self._take(handle, {} if variables is None else variables)
         self._concatenated: list[StateHandle] = []  # joined states, held until they are appended
         self._ended_role: str | None = None  # role of the chat message that has ended just now
         self._num_called = count()  # programs that its function has called, and fresh states
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Begin the state of a called program where its handle, log or reader is first used."""
+            if name not in ("_handle", "_log", "_reader") or self.__dict__.get("_opening") is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self._opening.begin(self)
+            return self.__dict__[name]
 
     # Appending
 
@@ -474,17 +514,33 @@ class ProgramState(ReadableState):
         key: Callable[[], str],
         budget: session.Budget | None = None,
         deferred: bool = False,
+        is_lazy: bool = False,
     ) -> ProgramState:
-        """Open the state of a program that this one's function calls at `place`, as its call `number`."""
-        execution = self._handle.execution.called(title, key=key, budget=budget, deferred=deferred)
+        """Open the state of a program that this one's function calls at `place`, as its call `number`.
+
+        `is_lazy`: where nobody is told of the run's states it begins at its first use, as a part of the innermost state
+        that has begun.
+        """
         inherited: Mapping[str, Any] = with_derived_seed(self._defaults, number)
         if "num_api_spec_tokens" in inherited:  # the caller's own
             inherited = {name: value for name, value in inherited.items() if name != "num_api_spec_tokens"}
-        made = ProgramState(StateHandle.open(execution), defaults={**inherited, **defaults}, stream=self._stream)
-        with self._log.changed:
-            self._log.ties.append(StateTie(len(self._log.operations), (made._handle.number,), place, title))
-            self._log.touch()
+        made = ProgramState(None, defaults={**inherited, **defaults} if defaults else inherited, stream=self._stream)
+        caller = self._opened_caller if is_lazy else self
+        made._opening = CalledPart(caller, title, place, key, budget, deferred, time.perf_counter())
+        if not (is_lazy and caller._handle.execution.is_plain):
+            made._opening = made._opening._replace(caller=self)
+            made._opening.begin(made)
         return made
+
+    @property
+    def _is_open(self) -> bool:
+        """Return whether the state has begun in the runtime."""
+        return "_handle" in self.__dict__
+
+    @property
+    def _opened_caller(self) -> ProgramState:
+        """Return the innermost state around the running code that has begun."""
+        return self if self._opening is None or self._is_open else self._opening.caller
 
     def _concatenate(self, children: Sequence[ProgramState]) -> None:
         handles = [child._handle for child in children]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ramiform
 from ramiform import ProgramState, RequestError, RuntimeFailed, Scripted, gen
+from ramiform.lang.operations.operation_log import OperationLog
+from ramiform.lang.running.arguments import fits, plain_parameters
 
 CALL = '{"name": "ask", "arguments": {"q": "x"}}'
 WORDS = "one two three four five"
@@ -360,3 +365,58 @@ def test_outside_of_programs_a_call_is_a_run() -> None:
         assert inner("x") == "2"
     finally:
         ramiform.set_default_backend(None)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=4, unique_by=lambda pair: pair[0]),
+    st.integers(0, 4),
+    st.sets(st.sampled_from("abcde"), max_size=4),
+)
+def test_arguments_fit_where_a_call_takes_them(declared: list[tuple[str, bool]], given: int, named: set[str]) -> None:
+    declared = sorted(declared, key=lambda pair: pair[1])  # those with defaults come last
+    text = ", ".join(["s", *(f"{name}=1" if has_default else name for name, has_default in declared)])
+    signature = inspect.signature(eval(f"lambda {text}: 0"))
+    args, kwargs = (0,) * given, dict.fromkeys(named, 0)
+    plain = plain_parameters(signature)
+    assert plain is not None
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError:
+        assert not fits(plain, args, kwargs)
+    else:
+        assert fits(plain, args, kwargs)
+
+
+def test_the_state_of_a_called_program_begins_where_it_is_used_or_told() -> None:
+    @ramiform.function
+    def word(s: ProgramState, q: str) -> str:
+        s += q + gen("x")
+        return str(s["x"])
+
+    @ramiform.function
+    def silent(s: ProgramState, q: str) -> str:
+        if q == "wrong":
+            raise ValueError(q)
+        return word(q)
+
+    @ramiform.function
+    def kept(s: ProgramState, q: str) -> None:
+        word(q)
+
+    @ramiform.function
+    def outer(s: ProgramState, *questions: str) -> None:
+        s += "".join(silent(q) for q in questions)
+        s["kept"] = kept("k")
+
+    backend = Scripted(lambda text: text.upper())
+    channel = backend.connection()
+    first = channel.attach(OperationLog())
+    state = outer.run("a", "b", backend=backend)
+    assert channel.attach(OperationLog()) - first == 6  # outer's, three words' and kept's state, and this one
+    assert (state.text(), state["kept"].text()) == ("AB", "")
+    traced = outer.run("a", backend=backend, trace=True)
+    assert len(traced.trace.states) == 5  # a trace shows also the programs that wrote nothing
+    with pytest.raises(ValueError, match="wrong") as caught:
+        outer.run("wrong", backend=backend)
+    assert caught.value.program == "silent"  # type: ignore[attr-defined]
+    assert caught.value.state.text() == ""  # type: ignore[attr-defined]
