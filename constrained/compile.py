@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, DfaStart
-from .automaton.literals import ListedTextsStart
+from .automaton.literals import LeadState, ListedTextsStart
 from .automaton.masks import PACKAGE
-from .automaton.matcher import CompiledGrammar
+from .automaton.matcher import CompiledGrammar, MakeStart
 from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget, compilation, counted
 from .constraint import (
@@ -25,6 +25,7 @@ from .constraint import (
     JsonObject,
     JsonSchema,
     JsonString,
+    Prefixed,
     PropertyOrder,
     Regex,
     SchemaOptions,
@@ -68,33 +69,39 @@ def compile_constraint(
     if loops.ready(PACKAGE):
         warm_up()
     with compilation():
-        return _compiled(constraint, vocabulary, whitespace, order)
+        return CompiledGrammar(_start_of(constraint, vocabulary, whitespace, order), vocabulary)
 
 
-def _compiled(
+def _start_of(
     constraint: GrammarSource, vocabulary: Vocabulary, whitespace: WhitespacePolicy, order: PropertyOrder
-) -> CompiledGrammar:
+) -> MakeStart:
+    """Return the function that makes the state before a text."""
     match constraint:
         case JsonSchema(schema=schema, options=options):
             document = checked_document(schema)
-            return CompiledGrammar(partial(schema_start, document, whitespace, order, options), vocabulary)
+            return partial(schema_start, document, whitespace, order, options)
         case JsonObject():
             document = checked_document({"type": "object"})
-            return CompiledGrammar(partial(schema_start, document, whitespace, order, SchemaOptions()), vocabulary)
+            return partial(schema_start, document, whitespace, order, SchemaOptions())
         case Grammar(text=text, syntax=syntax, start=rule):
             rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
-            return CompiledGrammar(partial(grammar_start, rules), vocabulary)
+            return partial(grammar_start, rules)
         case JsonString():
-            return CompiledGrammar(partial(grammar_start, string_grammar(constraint)), vocabulary)
+            return partial(grammar_start, string_grammar(constraint))
         case StructuralTag(spec=spec, options=options):
             style = SchemaStyle(whitespace, order, options)
             tags = read_tags(spec, vocabulary)
-            return CompiledGrammar(partial(tags_start, tags, style, vocabulary), vocabulary)
+            return partial(tags_start, tags, style, vocabulary)
         case Substring(text=text):
             quote = quote_start(text, vocabulary)
-            return CompiledGrammar(lambda _: quote, vocabulary)
+            return lambda _: quote
         case Regex() | Choices():
-            return _compile_dfa(constraint, vocabulary)
+            return _dfa_start(constraint, vocabulary)
+        case Prefixed(text=text, rest=rest):
+            if has_surrogates(text) or not vocabulary.used_bytes.issuperset(text.encode()):
+                raise GrammarError(f"no tokens spell the text {text!r}")
+            make_rest = _start_of(rest, vocabulary, whitespace, order)
+            return lambda automaton: LeadState.before(text.encode(), make_rest(automaton))
 
 
 def warm_up() -> None:
@@ -118,7 +125,7 @@ def _warm_up_once() -> None:
         part_block(StringPart(formats=frozenset([name])), 0)
 
 
-def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> CompiledGrammar:
+def _dfa_start(constraint: Regex | Choices, vocabulary: Vocabulary) -> MakeStart:
     """Compile a regular language; take care that the vocabulary's tokens can spell it."""
     match constraint:
         case Regex(pattern=pattern):
@@ -128,14 +135,14 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
                 if has_surrogates(value):
                     raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
             if vocabulary.used_bytes <= vocabulary.single_bytes:
-                return _compile_choices(values, vocabulary)
+                return _choices_start(values, vocabulary)
             dfa, _ = listed_dfa({value.encode(): 0 for value in values})
     dfa = _spellable(dfa, vocabulary.used_bytes)
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
     start = DfaStart(dfa)
     if vocabulary.used_bytes <= vocabulary.single_bytes:
-        return CompiledGrammar(lambda _: start, vocabulary)
+        return lambda _: start
     alive = _alive(dfa, vocabulary, CompileBudget())
     if not alive[START]:
         raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
@@ -148,10 +155,10 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
             states[:, FREE] = 0
         return start
 
-    return CompiledGrammar(make_start, vocabulary)
+    return make_start
 
 
-def _compile_choices(values: Sequence[str], vocabulary: Vocabulary) -> CompiledGrammar:
+def _choices_start(values: Sequence[str], vocabulary: Vocabulary) -> MakeStart:
     """Compile choices over a vocabulary in which every byte of a token is a token too."""
     texts = [text for text in (value.encode() for value in values) if vocabulary.used_bytes.issuperset(text)]
     if not texts:
@@ -163,7 +170,7 @@ def _compile_choices(values: Sequence[str], vocabulary: Vocabulary) -> CompiledG
         automaton.fill(automaton.number(start))
         return start
 
-    return CompiledGrammar(make_start, vocabulary)
+    return make_start
 
 
 def _spellable(dfa: Dfa, used: frozenset[int]) -> Dfa:

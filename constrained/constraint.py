@@ -111,4 +111,12 @@ class JsonString:
     after: str = '"'
 
 
-GrammarSource = Regex | JsonSchema | JsonObject | Choices | Substring | Grammar | StructuralTag | JsonString
+@dataclass(frozen=True)
+class Prefixed:
+    """The output is `text`, which no token need end with, and then a text of `rest`."""
+
+    text: str
+    rest: GrammarSource
+
+
+GrammarSource = Regex | JsonSchema | JsonObject | Choices | Substring | Grammar | StructuralTag | JsonString | Prefixed

@@ -8,10 +8,11 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from ..record import record
 from ..regex.dfa import START, Dfa
 from ..regex.listed import ListedEdges
 from .actions import ARGUMENT, DEAD, ENDING, FILLED, GOTO, HEAD, SHIFT, action
-from .automaton import Automaton, TransitionRow
+from .automaton import Automaton, ControlState, TransitionRow
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES, _NO_STATES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.zeros(0, np.bool_)
@@ -105,6 +106,23 @@ def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
         count += len(text) - common
         previous = text
     return count
+
+
+@record()
+class LeadState:
+    """State before a text, after which `rest` follows."""
+
+    text: bytes
+    rest: ControlState | int
+
+    @classmethod
+    def before(cls, text: bytes, rest: ControlState | int) -> ControlState | int:
+        """Return the state before a text, which may be empty, and `rest`."""
+        return cls(text, rest) if text else rest
+
+    def expand(self, automaton: Automaton) -> TransitionRow:
+        following = LeadState.before(self.text[1:], self.rest)
+        return TransitionRow({self.text[0]: automaton.goto(following)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,7 @@ class ConstraintExpr(Expr):
     results: Mapping[str, ResultType] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)  # by gen's argument names
     depth: int = 0
+    heal: bool = False
 
     def __repr__(self) -> str:
         return f"seq(... that captures {', '.join(self.results) or 'nothing'})"
@@ -101,14 +102,16 @@ class CapturedTexts:
         return parse
 
 
-def seq(*parts: Expr | str, name: str | None = None, **sampling: Any) -> ConstraintExpr:
+def seq(*parts: Expr | str, name: str | None = None, heal: bool = False, **sampling: Any) -> ConstraintExpr:
     """Generate the parts one after another, as one generation under one grammar.
 
     A string stands for itself. A `gen` may have `regex`, `json_schema`, `schema`, `dtype`, `choices`, or `stop`, up to
     which its text goes. Its variable is its part of the text, as a value of its type. `name` keeps the whole text.
-    `sampling` are arguments of `gen` for the whole, such as `temperature` and `max_tokens`. Raises RequestError for a
-    part or argument that one grammar cannot hold.
+    `sampling` are arguments of `gen` for the whole, such as `temperature` and `max_tokens`; `heal` is that of `gen`.
+    Raises RequestError for a part or argument that one grammar cannot hold.
     """
+    if not isinstance(heal, bool):
+        raise RequestError(f"heal must be True or False, got {heal!r}", param="heal")
     given = {}
     for argument, value in sampling.items():
         if argument not in RUN_ARGUMENTS:
@@ -121,7 +124,7 @@ def seq(*parts: Expr | str, name: str | None = None, **sampling: Any) -> Constra
     made = _composed(parts, join, name)
     if made.node == LiteralNode("") or made.node == join(()):
         raise RequestError("seq needs parts that are not empty", param="parts")
-    whole = ConstraintExpr(made.node, made.rules, made.results, given, made.depth)
+    whole = ConstraintExpr(made.node, made.rules, made.results, given, made.depth, heal)
     compiled(whole)  # raises RequestError for what is too large
     return whole
 
@@ -211,10 +214,10 @@ def _composed(
         inner = []
         for part in parts_of(one):
             made = _constraint_of(part)
-            if made.sampling:
+            if own := [*made.sampling, *["heal"] * made.heal]:
                 raise RequestError(
-                    f"{', '.join(made.sampling)} of a seq inside a constraint: give it to the outermost seq",
-                    param=next(iter(made.sampling)),
+                    f"{', '.join(own)} of a seq inside a constraint: give it to the outermost seq",
+                    param=own[0],
                 )
             if again := results.keys() & made.results.keys():
                 raise _named_twice(min(again))

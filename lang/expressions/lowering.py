@@ -181,7 +181,7 @@ def _checked_type(gen: GenExpr, result: ResultType) -> ResultType:
 
 def _lower_constraint(expr: ConstraintExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
     made = compiled(expr)
-    gen = GenExpr(sampling=expr.sampling, grammar=made.grammar)
+    gen = GenExpr(sampling=expr.sampling, grammar=made.grammar, heal=expr.heal)
     uncut = {name: value for name, value in defaults.items() if name not in CUTTING_ARGUMENTS}
     operation, _ = gen_operation(gen, uncut, stream)
     index = len(into.operations)
@@ -245,8 +245,6 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
         lora=checked_lora(pick("lora")),
         heal=gen.heal,
     )
-    if gen.heal and constraint is not None and constraint.kind != "regex":
-        raise RequestError(f"heal is for free text and regex, not for a {constraint.kind}", param="heal")
     if gen.heal and sampling.stop_regex:
         raise RequestError("heal and stop_regex exclude one another: give stop", param="heal")
     return operation, result

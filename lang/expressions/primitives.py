@@ -130,7 +130,8 @@ def gen(
     `number_digits` are the digits that a number of `json_schema`, `schema` and `tools` may have before the point, and
     after it, beyond what its schema's bounds need. 0 is no limit, None the runtime's default.
 
-    `heal`, for free text and `regex`: the last tokens before may become longer ones; their text is not repeated.
+    `heal`: the last tokens before may become longer ones; their text is not repeated. `choices` need none: they
+    are tokenised with the text before them.
 
     A text of `regex`, `json_schema` or `grammar` that `max_tokens` cuts off before it is complete raises RequestError,
     code "invalid_result", when it is read. With on_cut="keep" it is the value as it is.
@@ -161,8 +162,10 @@ def gen(
     _check_additional_properties(additional_properties, json_schema, schema, tools)
     _check_number_digits(number_digits, json_schema, schema, tools)
     _check_on_cut(on_cut, regex, json_schema, grammar)
-    if not isinstance(heal, bool) or (heal and (choices is not None or tools is not None)):
-        raise RequestError(f"heal must be True or False, and False for choices and tools, got {heal!r}", param="heal")
+    if not isinstance(heal, bool):
+        raise RequestError(f"heal must be True or False, got {heal!r}", param="heal")
+    if heal and choices is not None:
+        raise RequestError("choices are tokenised with the text before them: leave heal out", param="heal")
     checked = check_of(
         check, retries, on_invalid, is_typed=any(one is not None for one in (dtype, schema, json_schema))
     )

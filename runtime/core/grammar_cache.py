@@ -24,6 +24,7 @@ from ...constrained import (
     GrammarSource,
     JsonSchema,
     JsonString,
+    Prefixed,
     Regex,
     SchemaOptions,
     StructuralTag,
@@ -247,6 +248,11 @@ def _drop_masks(grammar: Any) -> None:
 def grammar_source(constraint: Constraint) -> GrammarSource:
     """Convert a request's constraint. Raises RequestError (code "invalid_grammar") for choices that are no list of
     texts."""
+    source = _source_behind_lead(constraint)
+    return Prefixed(constraint.lead, source) if constraint.lead else source
+
+
+def _source_behind_lead(constraint: Constraint) -> GrammarSource:
     digits = DEFAULT_NUMBER_DIGITS if constraint.number_digits is None else constraint.number_digits
     options = SchemaOptions(
         constraint.additional_properties or "closed", "digits", digits or None, constraint.whitespace

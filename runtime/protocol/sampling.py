@@ -105,7 +105,7 @@ class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `additional_properties` is for object schemas that list members and do not mention others: "closed" allows no
     others, "schema" any others, as JSON Schema does. `number_digits` are the digits that a number of JSON may have
     before the point, and after it, beyond what its schema's bounds need; 0 is no limit. `whitespace` is that of JSON.
-    None is the server's default.
+    None is the server's default. The output begins with `lead`, and the constrained text stands behind it.
     """
 
     kind: ConstraintKind
@@ -114,6 +114,7 @@ class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     additional_properties: AdditionalProperties | None = None
     number_digits: Annotated[int, msgspec.Meta(ge=0)] | None = None
     whitespace: JsonWhitespace | None = None
+    lead: str = ""
 
 
 class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

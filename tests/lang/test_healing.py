@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -66,6 +66,53 @@ def test_a_pattern_is_that_of_the_new_text(backend: Any) -> None:
     assert state.text() == "Two and two is " + state["x"]
 
 
+TALL = {"type": "object", "properties": {"tall": {"type": "boolean"}}, "required": ["tall"]}
+KINDS: list[tuple[dict[str, Any], str]] = [  # each with the same texts as a pattern
+    ({"schema": int, "number_digits": 3}, "-?(0|[1-9][0-9]{0,2})"),
+    ({"schema": Literal["Paris", "Lima"]}, '"(Paris|Lima)"'),
+    ({"json_schema": TALL, "number_digits": 3}, r'\{"tall": ?(true|false)\}'),
+    ({"grammar": 'root ::= ("a" | "bc") "!"'}, "(a|bc)!"),
+    ({"grammar": 'start: ("a" | "bc") "!"'}, "(a|bc)!"),
+    ({"regex": "[a-z]{4}"}, "[a-z]{4}"),
+]
+
+
+@pytest.mark.parametrize(("constraint", "pattern"), KINDS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize("text", ["The answer is ", "It is a war"])
+def test_every_constraint_is_that_of_the_new_text(text: str, constraint: Any, pattern: str, backend: Any) -> None:
+    size = re.search(r"\s?\S*\s?$", text)
+    assert size is not None
+
+    @ramiform.function
+    def at_once(s: ProgramState) -> None:
+        s += text[: size.start()] + gen("x", regex=re.escape(size[0]) + pattern, temperature=0)
+
+    @ramiform.function
+    def program(s: ProgramState, heal: bool) -> None:
+        s += text + gen("x", heal=heal, temperature=0, **constraint) + "!"
+
+    found, whole = program.run(True), at_once.run()["x"].removeprefix(size[0])
+    assert found.text() == f"{text}{whole}!"
+    plain = program.run(False)["x"]
+    assert type(found["x"]) is type(plain)
+
+
+def test_tools_quotes_and_composed_constraints_are_healed(backend: Any) -> None:
+    def add(a: int) -> int:
+        return a + 1
+
+    @ramiform.function
+    def program(s: ProgramState) -> None:
+        s += "Call: " + gen("called", tools=[add], heal=True, temperature=0)
+        s += "He sat on the " + ramiform.substring("the mat", "quote", heal=True, temperature=0)
+        s += " It is " + ramiform.seq(gen("n", dtype=int), " ", gen("w", regex="[a-z]{3}"), heal=True, temperature=0)
+
+    state = program.run()
+    assert type(state["called"]) is int
+    assert state["quote"] in ("the", "mat", "the mat")
+    assert state.text().endswith(f" It is {state['n']} {state['w']}")
+
+
 def test_programs_go_on_behind_a_healed_text(backend: Any, url: str, tmp_path: Path) -> None:
     @ramiform.function
     def program(s: ProgramState, goes_back: bool = False) -> str:
@@ -123,12 +170,11 @@ def test_chat_messages_are_healed_inside_and_not_over_their_ends(backend: Any) -
 
 
 def test_what_cannot_be_healed_is_refused_by_name() -> None:
-    for wrong in ({"json_schema": {"type": "integer"}}, {"grammar": 'start: "a"'}, {"stop_regex": "a"}):
-        program = ramiform.function(lambda s, wrong=wrong: s.__iadd__(gen("x", heal=True, **wrong)))
-        with pytest.raises(RequestError) as caught:
-            program.run(backend=Scripted(["1"]))
-        assert caught.value.param == "heal"
-    for options in ({"choices": ["a"]}, {"tools": [healed]}, {"heal": 1}):
+    program = ramiform.function(lambda s: s.__iadd__(gen("x", heal=True, stop_regex="a")))
+    with pytest.raises(RequestError) as refused:
+        program.run(backend=Scripted(["1"]))
+    assert refused.value.param == "heal"
+    for options in ({"choices": ["a"]}, {"heal": 1}):
         with pytest.raises(RequestError) as caught:
             gen("x", **{"heal": True, **options})
         assert caught.value.param == "heal"

@@ -253,11 +253,13 @@ class TokenExecutor:
 def _healing(gen: session.Gen, healed: str) -> session.Gen:
     """Return the gen whose output begins with a text and goes on as the gen says."""
     constraint = gen.sampling.constraint
-    rest = {"type": "any_text"} if constraint is None else {"type": "regex", "pattern": constraint.source}
-    elements = [{"type": "const_string", "value": healed}, rest]
-    spec = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
-    sampling = msgspec.structs.replace(gen.sampling, constraint=Constraint("structural_tag", spec))
-    return msgspec.structs.replace(gen, sampling=sampling)
+    if constraint is None:
+        elements = [{"type": "const_string", "value": healed}, {"type": "any_text"}]
+        spec = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        led = Constraint("structural_tag", json.dumps(spec))
+    else:
+        led = msgspec.structs.replace(constraint, lead=healed)
+    return msgspec.structs.replace(gen, sampling=msgspec.structs.replace(gen.sampling, constraint=led))
 
 
 def _behind(healed: str, on_delta: OnDelta) -> OnDelta:
