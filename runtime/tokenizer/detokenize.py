@@ -84,11 +84,15 @@ class Detokenizer:
         self._num_skipped -= num
         return text[num:]
 
-    def finish(self, ids: Sequence[int] = (), *, stop: str | None = None) -> str:
+    def finish(self, ids: Sequence[int] = (), *, stop: str | None = None, num_behind: int = 0) -> str:
         """Return the rest of the text. `ids` are the last ones.
 
-        `stop` is the matched text, which ends in the last id; the text ends before it. Do not pass it to keep it.
+        `stop` is the matched text, which ends in the last id; the text ends before it. To keep it, pass the number of
+        the last id's bytes behind it instead, and build the detokenizer without stops.
         """
+        if num_behind:
+            text, (data, _) = self.add(ids[:-1]), self._pieces.of(ids[-1])
+            return text + self._without_skipped(self._decoder.decode(data[:-num_behind], final=True))
         if stop is None:
             return self.add(ids) + self._without_skipped(self._decoder.decode(self._held, final=True))
         text = self.add(ids[:-1])
@@ -114,15 +118,21 @@ class Detokenizer:
 
 
 class Cut(NamedTuple):
-    """Ids cut before a stop string: `ids[:num_whole]` lie before it, `leftover` is the text between them and it."""
+    """Ids cut at a stop string: `ids[:num_whole]` lie before the cut, `leftover` is the text between them and it.
+
+    `num_behind` bytes of the ids lie behind the cut.
+    """
 
     text: str
     num_whole: int
     leftover: str
+    num_behind: int
 
 
-def cut(tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
-    """Cut `ids` before the stop: the matched text, which ends in the last of them.
+def cut(
+    tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True, keeps_stop: bool = False
+) -> Cut:
+    """Cut `ids` before the stop, or behind it: the matched text, which ends in the last of them.
 
     The whole ids end at the end of a character, so that `text` is their text followed by `leftover`.
     """
@@ -136,6 +146,7 @@ def cut(tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tok
         num_apart = num_bytes if ends_stops else num_apart
     output = b"".join(data)
     end = _match_start(output, stop, max(len(output) - len(data[-1]), num_apart + len(stop.encode()) - 1))
+    end += len(stop.encode()) if keeps_stop else 0
     num_whole = num_bytes = at = 0
     for number, piece in enumerate(data, start=1):
         at += len(piece)
@@ -144,7 +155,7 @@ def cut(tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tok
         if at == end or not _is_continuation(output[at]):
             num_whole, num_bytes = number, at
     text = output[:end].decode("utf-8", errors="replace")
-    return Cut(text, num_whole, output[num_bytes:end].decode("utf-8", errors="replace"))
+    return Cut(text, num_whole, output[num_bytes:end].decode("utf-8", errors="replace"), len(output) - end)
 
 
 class _TokenPieces:

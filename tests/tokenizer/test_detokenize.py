@@ -86,6 +86,13 @@ def test_a_stop_cuts_the_stream_and_none_of_it_was_sent_before(
     assert tokenizer.decode(ids[: result.num_whole], skip_special_tokens=skip) + result.leftover == result.text
     assert result.num_whole < number
 
+    kept = cut(tokenizer, ids, stop, skip_special_tokens=skip, keeps_stop=True)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    sent = "".join(detokenizer.add([token]) for token in ids[: number - num_last])
+    assert kept.text == result.text + stop
+    assert sent + detokenizer.finish(ids[number - num_last :], num_behind=kept.num_behind) == kept.text
+    assert tokenizer.decode(ids[: kept.num_whole], skip_special_tokens=skip) + kept.leftover == kept.text
+
 
 @pytest.mark.slow
 @given(data=st.data(), stops=STOPS, patterns=PATTERNS, skip=st.booleans())

@@ -191,11 +191,14 @@ class SampleStream:
     def _end(self, ids: list[int], finish: Finish) -> tuple[str, int, str]:
         """Return the rest of the text, the number of kept ids, and the text that these ids lack."""
         match finish.matched:
-            case str(stop) if not self._sampling.no_stop_trim:
-                skip, whole = self._sampling.skip_special_tokens, [*self._continued, *self.output_ids]
-                _, num_whole, leftover = cut(self._tokenizer, whole, stop, skip_special_tokens=skip)
-                num_ids = num_whole - len(self._continued)  # negative if the stop string began in the continued ids
-                return self._detokenizer.finish(ids, stop=stop), max(0, num_ids), leftover if num_ids >= 0 else ""
+            case str(stop):
+                skip, keeps = self._sampling.skip_special_tokens, self._sampling.no_stop_trim
+                whole = [*self._continued, *self.output_ids]
+                place = cut(self._tokenizer, whole, stop, skip_special_tokens=skip, keeps_stop=keeps)
+                num_ids = place.num_whole - len(self._continued)  # negative if the cut lies in the continued ids
+                behind = place.num_behind if keeps else 0
+                rest = self._detokenizer.finish(ids, stop=None if keeps else stop, num_behind=behind)
+                return rest, max(0, num_ids), place.leftover if num_ids >= 0 else ""
             case int() if not self._sampling.no_stop_trim:
                 return self._detokenizer.finish(ids[:-1]), len(self.output_ids) - 1, ""
             case _:
