@@ -53,6 +53,22 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
         ({"r": "4"}, keep, "r must be an integer"),
         ({"alpha_pattern": {"(": 1}}, keep, "alpha_pattern holds a pattern"),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, keep, "k_proj, which target_modules names, are missing"),
+        ({"target_modules": ["q_proj"]}, keep, "tensors of model.layers.0.self_attn.v_proj, which adapter_config"),
+        (
+            {"target_modules": r".*\.q_proj"},
+            keep,
+            "tensors of model.layers.0.self_attn.v_proj, which adapter_config",
+        ),
+        (
+            {"exclude_modules": ["v_proj"]},
+            keep,
+            "tensors of model.layers.0.self_attn.v_proj, which adapter_config",
+        ),
+        (
+            {"layers_to_transform": [0, 1]},
+            keep,
+            "tensors of model.layers.2.self_attn.q_proj, which adapter_config",
+        ),
         ({}, lambda made: made.pop(FIRST), "only one of lora_A and lora_B"),
         ({}, lambda made: made.update({FIRST: torch.full((4, 64), torch.nan)}), "infinite or no numbers"),
         ({}, lambda made: made.update({FIRST: torch.ones(4, 64, dtype=torch.int64)}), "not floating point"),

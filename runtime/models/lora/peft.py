@@ -22,7 +22,7 @@ from ..errors import CheckpointError
 from ..linear import Destination
 from ..stored.layout import as_stored, renaming
 from ..stored.weights import is_finite
-from .peft_config import PeftConfig, read_peft_config
+from .peft_config import CONFIG_FILE, PeftConfig, read_peft_config
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -157,6 +157,11 @@ class _AdapterReader:
                 raise self._error(f"{module} has only one of lora_A and lora_B")
             if module not in found and self._peft.adapts(module, int(module.split(".")[2])):
                 raise self._error(f"the tensors of {module}, which target_modules names, are missing")
+            if module in found and self._peft.adapts(self._stored_names[module], int(module.split(".")[2])) is False:
+                raise self._error(
+                    f"has tensors of {self._stored_names[module]}, which {CONFIG_FILE} leaves out by target_modules, "
+                    "exclude_modules or layers_to_transform: name it there, or remove its tensors"
+                )
         self.tensors = {module: (names["A"], names["B"]) for module, names in found.items()}
 
     def take(self, module: str, a_RC: torch.Tensor, b_OR: torch.Tensor) -> None:
