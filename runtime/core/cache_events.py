@@ -24,6 +24,7 @@ from ...radix.cache import PrefixCache
 from ...radix.events import Cleared, Removed, Stored
 from ..protocol.config import KvEventsFormat
 from ..protocol.errors import RequestError
+from ..protocol.transport import bind_leaving_no_file
 from .service import Reply, Service
 
 MAX_KEPT_BATCHES = 10_000  # batches kept for replay
@@ -119,7 +120,7 @@ class CacheEventPublisher:
         socket.sndhwm = MAX_KEPT_BATCHES + 1
         socket.rcvhwm = 0
         try:
-            socket.bind(address)
+            bind_leaving_no_file(socket, address)
         except zmq.ZMQError as error:
             raise RequestError(f"cannot publish events at {address!r}: {error}", param="kv_events") from None
         return socket

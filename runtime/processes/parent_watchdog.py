@@ -17,6 +17,7 @@ from typing import BinaryIO, NoReturn
 import msgspec
 
 from ..protocol.config import RuntimeConfig
+from ..protocol.transport import remove_socket_files
 
 QUIT = b"quit\n"
 
@@ -92,8 +93,9 @@ def exit_with_parent(
 
 
 def exit_now(status: int) -> NoReturn:
-    """End a process that watches its parent. The interpreter's own exit would wait for the thread
-    that reads the pipe."""
+    """End a process that watches its parent, and remove the files of its sockets. The interpreter's own exit would
+    wait for the thread that reads the pipe."""
+    remove_socket_files()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # as in `say`
             stream.flush()

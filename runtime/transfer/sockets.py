@@ -20,7 +20,7 @@ from ..parallel.node_sockets import KeyAuthenticator
 from ..protocol import wire
 from ..protocol.errors import RequestError
 from ..protocol.keys import program_keys, server_keys
-from ..protocol.transport import check_bind, secure_program_socket, secure_server_socket
+from ..protocol.transport import bind_leaving_no_file, check_bind, secure_program_socket, secure_server_socket
 from .messages import MAX_PAYLOAD_BYTES, ToClient, ToServer
 
 logger = logging.getLogger("ramiform.transfer")
@@ -63,7 +63,7 @@ class ServerSocket:
             self._authenticator = KeyAuthenticator(context, known.programs.__contains__)
             secure_server_socket(self.socket, known)
         try:
-            self.socket.bind(address)
+            bind_leaving_no_file(self.socket, address)
         except zmq.ZMQError as error:
             raise RequestError(f"cannot serve KV at {address!r}: {error}", param="transfer_bind") from None
         self._decoder = msgspec.msgpack.Decoder(ToServer)
