@@ -27,7 +27,7 @@ PANELS = {
     "Constraints": "grammar_backend grammar_memory additional_properties number_digits json_whitespace jump_forward",
     "Speculation": "speculative speculative_draft_model speculative_exit_layer speculative_num_steps "
     "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive",
-    "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
+    "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout batch_dir",
     "Page for browsers": "page page_texts",
     "Access and limits": "api_key admin_key cache_scope max_requests_per_key requests_per_minute_per_key "
     "max_connections max_connections_per_address",

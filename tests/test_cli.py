@@ -89,6 +89,7 @@ MODEL_FLAGS = {
     "--json-whitespace",
 }
 HTTP_FLAGS = {
+    "--batch-dir",
     "--cache-scope",
     "--cors-origins",
     "--max-body-mib",

@@ -59,6 +59,7 @@ LAYERS = (
     ("runtime/frontend/text",),
     ("runtime/frontend/chat", "runtime/frontend/programs"),
     ("runtime/frontend/api",),
+    ("runtime/frontend/batches",),
     (
         "runtime/frontend/http/dialects",
         "runtime/frontend/http/errors",

@@ -29,6 +29,7 @@ from .records.program import ProgramRecord
 from .text.generation import Generator
 
 if TYPE_CHECKING:
+    from .batches.runner import BatchRunner
     from .http.dashboard.routes import Page
     from .http.transport.server import HttpServer
 
@@ -94,6 +95,7 @@ class Frontend:
         )
         self._http: HttpServer | None = None
         self._page: Page | None = None
+        self._batches: BatchRunner | None = None
         self._closed = asyncio.Event()
 
     @property
@@ -119,7 +121,9 @@ class Frontend:
             from .http.transport.server import HttpServer
 
             app = create_app(self._generator, self._config, self._peers, self._tracer, core_config=self._core_config)
-            self._page = app.state.page
+            self._page, self._batches = app.state.page, app.state.batches
+            if self._index == 0:
+                self._batches.start()
             if self._page is not None:
                 self._page.start()
             self._http = HttpServer(app, listener, self._config)
@@ -147,7 +151,12 @@ class Frontend:
             self._remote_server.server.move_clients(address)
 
     async def drain(self, seconds: float) -> None:
-        """Accept no new clients and wait until running requests have ended. After `seconds` the rest fails."""
+        """Accept no new clients and wait until running requests have ended. After `seconds` the rest fails.
+
+        Rows of batches stop at once: the next server in their folder answers them.
+        """
+        if self._batches is not None:
+            await self._batches.stop()
         self._program_server.stop_accepting()
         if self._remote_server is not None:
             self._remote_server.server.stop_accepting()
@@ -172,6 +181,8 @@ class Frontend:
         if self._closed.is_set():
             return
         reason = SHUT_DOWN_ERROR if error is None else error
+        if self._batches is not None:
+            await self._batches.stop()
         self._core.fail(reason)
         await self._program_server.stop(reason)
         if self._remote_server is not None:
@@ -180,6 +191,8 @@ class Frontend:
             await self._http.stop()
         if self._page is not None:
             await self._page.stop()
+        if self._batches is not None:
+            self._batches.store.close()
         await self._peers.stop()
         await self._core.close()
         self._context.term()

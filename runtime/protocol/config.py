@@ -374,6 +374,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="HTTP requests per API key and minute; default: no limit"),
     ] = None
+    batch_dir: Annotated[
+        str | None,
+        Meta(
+            description="folder of files and batches, which the next server in it goes on with; default: a temporary "
+            "one that ends with the server"
+        ),
+    ] = None
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="seconds for an HTTP request, its answer included; default: no limit"),

@@ -78,6 +78,7 @@ class FakeCore:
             num_parameters=1,
             vocab_size=tokenizer.vocab_size,
             context_length=2048,
+            max_running=16,
             dtype="float32",
             device="cpu",
             page_size=16,

@@ -1,4 +1,4 @@
-"""docs/use/http.md and docs/use/ollama.md agree with the server's OpenAPI document."""
+"""docs/use/http.md, docs/use/batches.md and docs/use/ollama.md agree with the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import ramiform
 
 DOCS = (Path(ramiform.__file__).parent / "docs/use/http.md").read_text("utf-8")
 OLLAMA = (Path(ramiform.__file__).parent / "docs/use/ollama.md").read_text("utf-8")
+BATCHES = (Path(ramiform.__file__).parent / "docs/use/batches.md").read_text("utf-8")
 UNDESCRIBED = {"/", "/page/...", "/v1/ramiform/live"}  # OpenAPI has no pages and no WebSockets here
-WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS + OLLAMA))
+WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS + OLLAMA + BATCHES))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from ramiform.tests.fuzzing import FUZZ_SECONDS
 
 SECONDS = 500
+BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 
 def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
@@ -38,10 +39,20 @@ def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
                     parameter["schema"] = {"enum": [stored.json()["id"]]}
                 elif parameter["name"] == "conversation_id":
                     parameter["schema"] = {"enum": [conversation := new_conversation(http)]}
+                elif parameter["name"] == "file_id":
+                    parameter["schema"] = {"enum": [new_file(http)]}
+                elif parameter["name"] == "batch_id":
+                    begun = http.post("/v1/batches", json=BATCH | {"input_file_id": new_file(http)})
+                    parameter["schema"] = {"enum": [begun.json()["id"]]}
                 elif parameter["name"] == "item_id":  # of that conversation
                     [item] = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
                     parameter["schema"] = {"enum": [item["id"]]}
     return described
+
+
+def new_file(http: httpx.Client) -> str:
+    form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("requests.jsonl", b"{}")}}
+    return str(http.post("/v1/files", **form).json()["id"])
 
 
 def new_conversation(http: httpx.Client) -> str:
@@ -68,7 +79,8 @@ def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
         path: operation["requestBody"]["content"]["application/json"]["schema"]
         for path, operations in described["paths"].items()
         for operation in operations.values()
-        if "requestBody" in operation and path not in ("/abort_request", "/pause_generation")
+        if "application/json" in operation.get("requestBody", {}).get("content", ())
+        if path not in ("/abort_request", "/pause_generation")
         if not path.endswith("_lora_adapter")  # its example needs a folder
     }
     assert len(bodies) >= 13
@@ -76,6 +88,8 @@ def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
         [example] = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["examples"]
         jsonschema.Draft202012Validator(schema | {"components": described["components"]}).validate(example)
         named = path.replace("{conversation_id}", new_conversation(http))
+        if "input_file_id" in example:
+            example |= {"input_file_id": new_file(http)}
         assert http.post(named, json=example).status_code == 200, path
 
 

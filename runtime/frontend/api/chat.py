@@ -36,6 +36,12 @@ class ChatAnswers:
         head = self._head(body)
         return head | await self._whole(body, await self._chat_request(body))
 
+    async def prompt(self, body: ChatBody) -> tuple[list[int], int]:
+        """Return the token ids of the prompt, and how many the output may have. Raises RamiformError."""
+        body.check(self._generator.core.require_info())
+        prompt = (await self._chat_request(body)).prompt
+        return prompt.tokens, prompt.sampling.max_new_tokens
+
     async def chunks(self, body: ChatBody) -> AsyncGenerator[dict[str, Any]]:
         """Yield the chunks of the answer, as JSON values. Raises RamiformError."""
         head = self._head(body)

@@ -50,7 +50,7 @@ from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .loop_socket import LoopSocket
 from .request_metrics import RequestMetrics, RequestObserver
-from .tenant import current_tenant, scoped_namespace
+from .tenant import BATCH_PRIORITY, current_tenant, scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -63,7 +63,8 @@ def new_rid() -> str:
 class TokenStream:
     """An async iterator over one request's tokens. Leaving the `with` block before the last one aborts the request."""
 
-    def __init__(self, core: CoreClient, rid: str, metrics: RequestMetrics) -> None:
+    def __init__(self, core: CoreClient, rid: str, metrics: RequestMetrics, *, in_batch: bool = False) -> None:
+        self.in_batch = in_batch
         self._core = core
         self._rid = rid
         self._metrics = metrics
@@ -177,8 +178,12 @@ class CoreClient:
             raise context_exceeded(most, len(request.tokens))
         if (namespace := scoped_namespace(request.namespace)) != request.namespace:
             request = msgspec.structs.replace(request, namespace=namespace)
+        if tenant.in_batch:
+            request = msgspec.structs.replace(request, priority=min(request.priority, BATCH_PRIORITY))
         data = wire.encode(request)
-        answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
+        answer = self._answers[request.rid] = TokenStream(
+            self, request.rid, self.observer.begin(request), in_batch=tenant.in_batch
+        )
         self._socket.send(data)
         return answer
 
@@ -256,6 +261,11 @@ class CoreClient:
     def num_live(self) -> int:
         """The number of requests whose last token has not come."""
         return len(self._answers)
+
+    @property
+    def num_live_beside_batches(self) -> int:
+        """The number of those that are not rows of batches."""
+        return sum(not answer.in_batch for answer in self._answers.values())
 
     @property
     def has_failed(self) -> bool:

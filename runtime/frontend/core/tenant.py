@@ -6,17 +6,26 @@ it. Programs at the runtime's sockets have the default.
 
 from __future__ import annotations
 
+import hashlib
 from contextvars import ContextVar
 from typing import NamedTuple
+
+BATCH_PRIORITY = -1000  # of rows of batches, at most: live traffic goes before them
 
 
 class Tenant(NamedTuple):
     """Owner of the request that runs. `cache_scope` separates cached prefixes from those of other scopes; "" is the
-    shared one."""
+    shared one. `in_batch`: the request is a row of a batch."""
 
     key: str | None = None  # API key; None: no key is needed
     is_admin: bool = False
     cache_scope: str = ""
+    in_batch: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The name under which what is on the disk belongs to the key, which it does not tell; "" without keys."""
+        return "" if self.key is None else hashlib.sha256(b"ramiform owner\0" + self.key.encode()).hexdigest()[:40]
 
 
 NO_TENANT = Tenant()

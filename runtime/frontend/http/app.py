@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from ...protocol.config import CoreConfig, ServeConfig
 from ...protocol.version import __version__
+from ..api.chat_body import ChatBody
+from ..api.embeddings import EmbeddingBody
+from ..api.score import ScoreBody
+from ..batches.runner import BatchRunner, Endpoint
+from ..batches.store import BatchStore
 from ..chat.service import ChatService
 from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
+from ..core.tenant import Tenant
 from ..text.generation import Generator
 from . import errors, openapi
 from .anthropic.messages import MessagesApi, MessagesErrorAnswer
@@ -18,7 +26,7 @@ from .dashboard.access import PageAccess
 from .dashboard.constraint import ConstraintApi
 from .dashboard.records import RecordsApi
 from .dashboard.routes import Page
-from .middleware.auth import ApiKeys, AuthMiddleware
+from .middleware.auth import ApiKeys, AuthMiddleware, tenants
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
@@ -33,12 +41,15 @@ from .native.programs import ProgramsApi, program_schemas
 from .native.sessions import SessionsApi, SessionStore
 from .ollama.models import OllamaModelsApi
 from .ollama.routes import OllamaApi, OllamaErrorAnswer
+from .openai.batches import BatchesApi
 from .openai.chat import ChatApi
-from .openai.completions import CompletionsApi
+from .openai.completions import CompletionBody, CompletionsApi
 from .openai.constrained import ConstrainedApi
 from .openai.decisions import DecisionsApi
 from .openai.embeddings import EmbeddingsApi
+from .openai.files import StoredFilesApi
 from .openai.models import ModelsApi
+from .openai.responses.body import ResponseBody
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
@@ -79,6 +90,23 @@ def create_app(
         exact_history=not core_config.deterministic,
     )
     sessions = SessionStore(peers, generator.sessions)
+    chat, completions, embeddings, score = (
+        ChatApi(chat_service),
+        CompletionsApi(generator),
+        EmbeddingsApi(generator),
+        ScoreApi(generator),
+    )
+    responses = ResponsesApi(chat_service, peers)
+    endpoints = {
+        "/v1/chat/completions": Endpoint(ChatBody, chat.answers.answer, errors.error_event, chat.answers.prompt),
+        "/v1/completions": Endpoint(CompletionBody, completions.answer, errors.error_event, completions.prompt),
+        "/v1/responses": Endpoint(ResponseBody, responses.answer, errors.error_event, responses.prompt),
+        "/v1/embeddings": Endpoint(EmbeddingBody, embeddings.answers.answer, errors.error_event),
+        "/v1/score": Endpoint(ScoreBody, score.answers.answer, errors.error_event),
+    }
+    batch_dir = Path(config.socket_dir) / "batches" if config.batch_dir is None else Path(config.batch_dir)
+    askers = tenants(keys, admin_keys, config.cache_scope).values() or [Tenant(is_admin=True)]
+    app.state.batches = BatchRunner(BatchStore(batch_dir, keeper=peers.is_first), endpoints, generator.core, askers)
     for api in (
         NativeApi(generator, peers, sessions),
         SessionsApi(sessions),
@@ -90,16 +118,18 @@ def create_app(
         ParsingApi(chat_service),
         TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),
-        CompletionsApi(generator),
-        ChatApi(chat_service),
+        completions,
+        chat,
         MessagesApi(chat_service),
         OllamaApi(chat_service),
         OllamaModelsApi(chat_service),
-        ResponsesApi(chat_service, peers),
+        responses,
         DecisionsApi(generator),
-        EmbeddingsApi(generator),
+        embeddings,
         ConstrainedApi(chat_service),
-        ScoreApi(generator),
+        score,
+        StoredFilesApi(app.state.batches),
+        BatchesApi(app.state.batches),
         MetricsApi(generator.core, peers),
         ConstraintApi(generator, core_config),
     ):

@@ -84,11 +84,19 @@ class MessagesApi:
 
     async def create(self, body: MessagesBody, request: Request) -> Response:
         """Generate the assistant's next message."""
-        chat = await cancel_on_disconnect(request, self._request(body, body.max_tokens))
-        events = self._events(body, chat)
-        if body.stream:
-            return EventStream(await cancel_on_disconnect(request, anext(events)), events, dialect=ANTHROPIC)
-        return json_response(await cancel_on_disconnect(request, _collect(events)))
+        if not body.stream:
+            return json_response(await cancel_on_disconnect(request, self.answer(body)))
+        events = self._events(body, await cancel_on_disconnect(request, self._request(body, body.max_tokens)))
+        return EventStream(await cancel_on_disconnect(request, anext(events)), events, dialect=ANTHROPIC)
+
+    async def answer(self, body: MessagesBody) -> dict[str, Any]:
+        """Return the whole message, as JSON values. Raises RamiformError."""
+        return await _collect(self._events(body, await self._request(body, body.max_tokens)))
+
+    async def prompt(self, body: MessagesBody) -> tuple[list[int], int]:
+        """Return the token ids of the prompt, and how many the output may have. Raises RamiformError."""
+        prompt = (await self._request(body, body.max_tokens)).prompt
+        return prompt.tokens, prompt.sampling.max_new_tokens
 
     async def count_tokens(self, body: CountBody, request: Request) -> Response:
         """Count the tokens of the prompt that the messages make."""

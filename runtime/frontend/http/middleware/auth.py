@@ -61,6 +61,16 @@ class ApiKeys:
         return self._all_are_admins or key in self._admin_keys
 
 
+def tenants(
+    api_keys: Sequence[str], admin_keys: Sequence[str] = (), cache_scope: CacheScope = "auto"
+) -> dict[str, Tenant]:
+    """Return the tenants of a server by their keys. `cache_scope` is AuthMiddleware's."""
+    known = ApiKeys(api_keys, admin_keys)
+    is_scoped = cache_scope == "key" or (cache_scope == "auto" and len(set(api_keys)) > 1)
+    scopes = ((key, f"key {index}" if is_scoped else "") for index, key in enumerate(sorted({*api_keys, *admin_keys})))
+    return {key: Tenant(key, known.is_admin(key), scope) for key, scope in scopes}  # no secret: KV events name scopes
+
+
 class AuthMiddleware:
     """Echo or create `x-request-id`, require an API key, bound the body, answer a 500 on failure.
 
@@ -82,9 +92,7 @@ class AuthMiddleware:
         self._app = app
         self._keys = ApiKeys(api_keys, admin_keys)
         self._max_body_bytes = max_body_bytes
-        is_scoped = cache_scope == "key" or (cache_scope == "auto" and len(set(api_keys)) > 1)
-        keys = sorted({*api_keys, *admin_keys}) if is_scoped else []
-        self._cache_scopes = {key: f"key {index}" for index, key in enumerate(keys)}  # no secret: KV events name them
+        self._tenants = tenants(api_keys, admin_keys, cache_scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -94,7 +102,7 @@ class AuthMiddleware:
         key = scope[SCOPE_API_KEY] = self._find_key(headers)
         is_admin = scope[SCOPE_IS_ADMIN] = self._keys.is_admin(key)
         # The server runs each request in a context of its own, so nothing has to be reset.
-        current_tenant.set(Tenant(key, is_admin, "" if key is None else self._cache_scopes.get(key, "")))
+        current_tenant.set((None if key is None else self._tenants.get(key)) or Tenant(is_admin=is_admin))
         note_headers(headers)
         is_allowed = not self._keys.required or key is not None or is_public(scope["path"])
         if scope["type"] == "websocket":

@@ -18,7 +18,7 @@ class ChatApi:
     """Route for chat completions."""
 
     def __init__(self, service: ChatService) -> None:
-        self._answers = ChatAnswers(service)
+        self.answers = ChatAnswers(service)
 
     @property
     def router(self) -> APIRouter:
@@ -37,6 +37,6 @@ class ChatApi:
     async def create(self, body: ChatBody, request: Request) -> Response:
         """Generate the assistant's next message, or `n` alternatives."""
         if body.stream:
-            chunks = self._answers.chunks(body)
+            chunks = self.answers.chunks(body)
             return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
-        return json_response(await cancel_on_disconnect(request, self._answers.answer(body)))
+        return json_response(await cancel_on_disconnect(request, self.answers.answer(body)))

@@ -117,20 +117,35 @@ class CompletionsApi:
 
     async def create(self, body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several: texts or token ids."""
+        if not body.stream:
+            return json_response(await cancel_on_disconnect(request, self.answer(body)))
+        head = self._head(body)
+        prompts = await cancel_on_disconnect(request, self._prompts(body, self._generator.core.require_info()))
+        chunks = self._stream(body, prompts, head)
+        return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
+
+    async def answer(self, body: CompletionBody) -> dict[str, Any]:
+        """Return the whole answer, as JSON values. Raises RamiformError."""
+        head = self._head(body)
+        return head | await self._whole(body, await self._prompts(body, self._generator.core.require_info()))
+
+    async def prompt(self, body: CompletionBody) -> tuple[list[int], int]:
+        """Return the token ids of the first prompt, and how many its output may have. Raises RamiformError."""
         info = self._generator.core.require_info()
         body.check(info)
-        head = {
+        [(_, prompt), *_] = await self._prompts(body, info)
+        return prompt.tokens, prompt.sampling.max_new_tokens
+
+    def _head(self, body: CompletionBody) -> dict[str, Any]:
+        info = self._generator.core.require_info()
+        body.check(info)
+        return {
             "id": body.response_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.answering(info),
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        prompts = await cancel_on_disconnect(request, self._prompts(body, info))
-        if body.stream:
-            chunks = self._stream(body, prompts, head)
-            return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
-        return json_response(head | await cancel_on_disconnect(request, self._whole(body, prompts)))
 
     async def _prompts(self, body: CompletionBody, info: ModelInfo) -> list[tuple[str, Prompt]]:
         """Return the text and the Prompt of each prompt. Raises RequestError."""

@@ -15,7 +15,7 @@ class EmbeddingsApi:
     """Route for embeddings."""
 
     def __init__(self, generator: Generator) -> None:
-        self._answers = EmbeddingAnswers(generator)
+        self.answers = EmbeddingAnswers(generator)
 
     @property
     def router(self) -> APIRouter:
@@ -25,4 +25,4 @@ class EmbeddingsApi:
 
     async def create(self, body: EmbeddingBody, request: Request) -> Response:
         """Return the vector of each input, of length 1 unless `normalize` is false."""
-        return json_response(await cancel_on_disconnect(request, self._answers.answer(body)))
+        return json_response(await cancel_on_disconnect(request, self.answers.answer(body)))

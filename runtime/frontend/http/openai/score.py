@@ -15,7 +15,7 @@ class ScoreApi:
     """Route for scores of continuations."""
 
     def __init__(self, generator: Generator) -> None:
-        self._answers = ScoreAnswers(generator)
+        self.answers = ScoreAnswers(generator)
 
     @property
     def router(self) -> APIRouter:
@@ -25,4 +25,4 @@ class ScoreApi:
 
     async def create(self, body: ScoreBody, request: Request) -> Response:
         """Return the log-probability of each continuation and of its tokens. The prompt is computed once."""
-        return json_response(await cancel_on_disconnect(request, self._answers.answer(body)))
+        return json_response(await cancel_on_disconnect(request, self.answers.answer(body)))

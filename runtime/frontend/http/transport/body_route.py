@@ -39,7 +39,7 @@ class BodyRoute(APIRoute):
             if data and not _is_json(request):
                 # Clients forget the type. Web pages may send other types to any server without its consent (CORS), so
                 # theirs are not read.
-                if not _is_allowed_origin(request):
+                if not is_allowed_origin(request):
                     given = request.headers.get("content-type", "none")[:100]
                     raise RequestError(
                         f"a page of {request.headers['origin'][:100]} must send the body as Content-Type: "
@@ -111,7 +111,7 @@ class _JsonRequest(Request):
         return self._data
 
 
-def _is_allowed_origin(request: Request) -> bool:
+def is_allowed_origin(request: Request) -> bool:
     """Return False for a web page's request whose origin is neither the server's own nor allowed by --cors-origins."""
     origin = request.headers.get("origin")
     own = f"//{request.headers.get('host', '')}"

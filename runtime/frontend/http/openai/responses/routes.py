@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
@@ -24,7 +23,6 @@ from .body import ResponseBody
 from .compact import CompactBody, Compactor
 from .conversation_routes import ConversationsApi
 from .items import DEFAULT_LISTED, MAX_LISTED, listed_items
-from .output import Event
 from .service import ResponseService, mark_failed
 from .store import StoredResponse
 from .websocket import ResponseWebSocket
@@ -60,6 +58,8 @@ class ResponsesApi:
 
     async def create(self, body: ResponseBody, request: Request) -> Response:
         """Answer an input: text or items."""
+        if not body.background and not body.stream:
+            return json_response(await cancel_on_disconnect(request, self.answer(body)))
         await self._shared.copy_here(body.previous_response_id)
         entry, chat = await cancel_on_disconnect(request, self._prepare(body))
         if body.background:
@@ -70,10 +70,21 @@ class ResponsesApi:
             entry.task.add_done_callback(lambda _, events=entry.events: events.end())
             return EventStream(None, entry.events.follow(-1), dialect=OPENAI_NAMED)
         events = self._responses.events(body, chat, entry)
-        if body.stream:
-            return EventStream(await cancel_on_disconnect(request, anext(events)), events, dialect=OPENAI_NAMED)
-        await cancel_on_disconnect(request, _exhaust(events))
-        return json_response(entry.response)
+        return EventStream(await cancel_on_disconnect(request, anext(events)), events, dialect=OPENAI_NAMED)
+
+    async def answer(self, body: ResponseBody) -> dict[str, Any]:
+        """Return the whole response, as JSON values. Raises RamiformError."""
+        await self._shared.copy_here(body.previous_response_id)
+        entry, chat = await self._prepare(body)
+        async with aclosing(self._responses.events(body, chat, entry)) as events:
+            async for _ in events:
+                pass
+        return entry.response
+
+    async def prompt(self, body: ResponseBody) -> tuple[list[int], int]:
+        """Return the token ids of the prompt, and how many the output may have. Raises RamiformError."""
+        _, chat = await self._prepare(body)
+        return chat.prompt.tokens, chat.prompt.sampling.max_new_tokens
 
     async def connect(self, websocket: WebSocket) -> None:
         await ResponseWebSocket(self._responses, self._shared, websocket).serve()
@@ -156,9 +167,3 @@ class ResponsesApi:
         except Exception as bug:
             logger.exception("a background response failed with an internal error")
             mark_failed(entry, RuntimeFailed(internal_error_message(bug)))
-
-
-async def _exhaust(events: AsyncGenerator[Event]) -> None:
-    async with aclosing(events):
-        async for _ in events:
-            pass
