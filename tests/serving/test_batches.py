@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from openai.types import Batch, FileObject
+
+from .test_client_libraries import python as python
+from .test_client_libraries import run as run_client
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 4, "temperature": 0}
 BODIES: dict[str, dict[str, Any]] = {
@@ -91,3 +95,27 @@ def test_what_a_file_has_wrong_is_told_by_line(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="purpose must be batch"):
         client.files.create(file=b"{}", purpose="assistants")
     assert client.batches.cancel(batch.id).status == "failed"
+
+
+def test_lines_may_name_their_routes(client: OpenAI, http: httpx.Client) -> None:
+    message = {"model": "", "max_tokens": 4, "messages": CHAT["messages"]}
+    routes = BODIES | {"/v1/messages": message}
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in routes.items()]
+    batch = run(client, lines, "*")
+    assert batch.request_counts is not None
+    assert (batch.request_counts.completed, batch.endpoint) == (len(lines), "*")
+
+
+@pytest.mark.exhaustive
+def test_anthropics_client_is_served(python: Path, url: str, model: str) -> None:
+    got = json.loads(run_client("anthropic_batches.py", python, url, model).splitlines()[-1])
+    assert got == {
+        "counts": {"processing": 0, "succeeded": 2, "errored": 0, "canceled": 0, "expired": 0},
+        "texts": {"a": got["alone"], "b": got["alone"]},
+        "alone": got["alone"],
+        "error": "invalid_request_error",
+        "stopped": 0,
+        "newest": True,
+        "deleted": "message_batch_deleted",
+        "gone": "NotFoundError",
+    }

@@ -12,7 +12,7 @@ SUITES = Path(__file__).parent / "node"
 SECONDS = 500
 
 
-@pytest.mark.parametrize("suite", ["chat", "completions", "errors", "responses", "tools"])
+@pytest.mark.parametrize("suite", ["batches", "chat", "completions", "errors", "responses", "tools"])
 @pytest.mark.exhaustive
 def test_the_node_client_is_content_with(suite: str, node: Path, url: str) -> None:
     done = subprocess.run(

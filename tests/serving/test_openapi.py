@@ -29,7 +29,8 @@ def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"enum": [model, None]}
     described["components"]["schemas"]["GenerateBody"]["properties"]["session_params"] = {"type": "null"}
-    for operations in described["paths"].values():
+    described["components"]["schemas"]["BatchBody"]["properties"]["input_file_id"] = {"enum": [new_file(http)]}
+    for path, operations in described["paths"].items():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] == "model":
@@ -42,8 +43,7 @@ def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
                 elif parameter["name"] == "file_id":
                     parameter["schema"] = {"enum": [new_file(http)]}
                 elif parameter["name"] == "batch_id":
-                    begun = http.post("/v1/batches", json=BATCH | {"input_file_id": new_file(http)})
-                    parameter["schema"] = {"enum": [begun.json()["id"]]}
+                    parameter["schema"] = {"enum": [new_batch(http, path)]}
                 elif parameter["name"] == "item_id":  # of that conversation
                     [item] = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
                     parameter["schema"] = {"enum": [item["id"]]}
@@ -53,6 +53,15 @@ def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
 def new_file(http: httpx.Client) -> str:
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("requests.jsonl", b"{}")}}
     return str(http.post("/v1/files", **form).json()["id"])
+
+
+def new_batch(http: httpx.Client, path: str) -> str:
+    """Begin a batch of the API whose route is at `path`."""
+    if path.startswith("/v1/messages"):
+        params = {"model": "", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+        body: dict[str, Any] = {"requests": [{"custom_id": "a", "params": params}]}
+        return str(http.post("/v1/messages/batches", json=body).json()["id"])
+    return str(http.post("/v1/batches", json=BATCH | {"input_file_id": new_file(http)}).json()["id"])
 
 
 def new_conversation(http: httpx.Client) -> str:

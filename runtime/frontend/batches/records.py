@@ -59,6 +59,7 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     status: BatchStatus = "validating"
     times: dict[str, int] = {}
     errors: list[LineError] = []
+    has_order: bool = False  # its rows are stored
     num_rows: int = 0
     num_completed: int = 0
     num_failed: int = 0

@@ -210,7 +210,7 @@ class _BatchRun:
     async def _run(self) -> None:
         current_tenant.set(self._tenant)
         try:
-            if self._batch.num_rows or await self._prepare():
+            if self._batch.has_order or await self._prepare():
                 await self._answer_rows()
                 ending = self._ending or "completed"
                 if self._ending is not None:

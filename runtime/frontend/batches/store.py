@@ -246,7 +246,7 @@ class BatchStore:
         def change(batch: StoredBatch) -> None:
             values = ((name, row.position, row.start, row.size) for row in rows)
             self._database.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, 'open')", values)
-            batch.num_rows = len(rows)
+            batch.has_order, batch.num_rows = True, len(rows)
             if batch.status == "validating":
                 batch.begin("in_progress", self._clock())
 

@@ -21,6 +21,8 @@ from ..core.opentelemetry import OpenTelemetryTracer
 from ..core.tenant import Tenant
 from ..text.generation import Generator
 from . import errors, openapi
+from .anthropic.batches import MESSAGES_URL, MessageBatchesApi
+from .anthropic.body import MessagesBody
 from .anthropic.messages import MessagesApi, MessagesErrorAnswer
 from .dashboard.access import PageAccess
 from .dashboard.constraint import ConstraintApi
@@ -96,13 +98,14 @@ def create_app(
         EmbeddingsApi(generator),
         ScoreApi(generator),
     )
-    responses = ResponsesApi(chat_service, peers)
+    responses, messages = ResponsesApi(chat_service, peers), MessagesApi(chat_service)
     endpoints = {
         "/v1/chat/completions": Endpoint(ChatBody, chat.answers.answer, errors.error_event, chat.answers.prompt),
         "/v1/completions": Endpoint(CompletionBody, completions.answer, errors.error_event, completions.prompt),
         "/v1/responses": Endpoint(ResponseBody, responses.answer, errors.error_event, responses.prompt),
         "/v1/embeddings": Endpoint(EmbeddingBody, embeddings.answers.answer, errors.error_event),
         "/v1/score": Endpoint(ScoreBody, score.answers.answer, errors.error_event),
+        MESSAGES_URL: Endpoint(MessagesBody, messages.answer, errors.anthropic_error_event, messages.prompt),
     }
     batch_dir = Path(config.socket_dir) / "batches" if config.batch_dir is None else Path(config.batch_dir)
     askers = tenants(keys, admin_keys, config.cache_scope).values() or [Tenant(is_admin=True)]
@@ -120,7 +123,8 @@ def create_app(
         ModelsApi(generator),
         completions,
         chat,
-        MessagesApi(chat_service),
+        messages,
+        MessageBatchesApi(app.state.batches),
         OllamaApi(chat_service),
         OllamaModelsApi(chat_service),
         responses,

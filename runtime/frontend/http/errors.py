@@ -103,6 +103,12 @@ def error_event(error: Exception) -> tuple[int, dict[str, dict[str, str | None]]
     return status, error_body(status, info.message, param=info.param, code=info.code)
 
 
+def anthropic_error_event(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Build the same in Anthropic's form."""
+    status, body = error_event(error)
+    return status, ANTHROPIC.error(status, body)
+
+
 class ErrorResponse(Response):
     """An error, in the shape of the API whose route was asked."""
 

@@ -57,10 +57,10 @@ class MessagesErrorAnswer(BaseModel):
     error: MessagesErrorDetail
 
 
-_RESPONSES = error_responses(MessagesErrorAnswer)
+RESPONSES = error_responses(MessagesErrorAnswer)
 _STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The message; with `stream`, its events.", "content": {"text/event-stream": {}}},
-    **_RESPONSES,
+    **RESPONSES,
 }
 
 
@@ -78,7 +78,7 @@ class MessagesApi:
             "/v1/messages", self.create, methods=["POST"], response_model=None, responses=_STREAM_RESPONSES
         )
         router.add_api_route(
-            "/v1/messages/count_tokens", self.count_tokens, methods=["POST"], response_model=None, responses=_RESPONSES
+            "/v1/messages/count_tokens", self.count_tokens, methods=["POST"], response_model=None, responses=RESPONSES
         )
         return router
 

@@ -22,7 +22,8 @@ from .files import MIN_EXPIRY_SECONDS, paged
 from .responses.conversation_routes import Metadata
 
 MAX_LISTED_BATCHES = 100
-BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score"]
+EACH_ITS_OWN = "*"  # each line may name another route
+BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "*"]
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 _STAMPS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
@@ -77,7 +78,7 @@ class BatchesApi:
             id=new_name("batch_"),
             owner=owner,
             kind="openai",
-            endpoint=body.endpoint,
+            endpoint=None if body.endpoint == EACH_ITS_OWN else body.endpoint,
             input_file=file.id,
             output_file=new_name("file-"),
             error_file=new_name("file-"),
@@ -119,7 +120,7 @@ def _batch_json(batch: StoredBatch) -> dict[str, Any]:
     return {
         "id": batch.id,
         "object": "batch",
-        "endpoint": batch.endpoint,
+        "endpoint": batch.endpoint or EACH_ITS_OWN,
         "errors": errors,
         "input_file_id": batch.input_file,
         "completion_window": batch.window,
