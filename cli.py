@@ -30,6 +30,7 @@ from .flags import (
 )
 from .runtime.protocol.config import RuntimeConfig, ServeConfig
 from .runtime.protocol.errors import RamiformError, RequestError
+from .tools.batch import batch
 from .tools.check_constraint import check_grammar, grammar
 from .tools.cluster.command import cluster
 from .tools.load_test.command import serve_load
@@ -360,6 +361,7 @@ def keys(
 
 app.add_typer(grammar, name="grammar")
 app.command("check-grammar", hidden=True)(check_grammar)
+app.command(cls=TranslatingCommand)(with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)(batch))
 app.command(cls=TranslatingCommand)(with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)(cluster))
 app.command()(plan)
 app.command()(quantize)

@@ -125,6 +125,7 @@ FLAGS = {
     | LOG_FLAGS,
     "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--html", "--summary"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
+    "batch": MODEL_FLAGS | {"--model", "--out", "--url", "--api-key"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
     "check-grammar": set(),
@@ -227,7 +228,7 @@ def test_every_flag_says_what_it_means() -> None:
             assert parameter.help, f"{command.name} {parameter.name}"
 
 
-SHORT = ("run", "trace", "eval", "chat", "info", "cluster")
+SHORT = ("run", "trace", "eval", "batch", "chat", "info", "cluster")
 
 
 def help_of(*arguments: str) -> str:

@@ -33,6 +33,7 @@ CLEAN_SECONDS = 600.0  # between two deletions of what has expired
 RETRY_SECONDS = 5.0  # after the disk was full, or the core's queue
 YIELD_SECONDS = 0.05  # between two looks whether live traffic has ended
 MAX_ORDER_BYTES = 256 << 20  # of the prompts that rows are ordered by; of more, each row's beginning
+MAX_UNWRITTEN = 256  # rows of a batch that run or whose results wait for the disk
 FETCHED = 256  # rows read from the store at once
 
 
@@ -71,8 +72,8 @@ class _Places:
         self._given_back = asyncio.Event()
         self._num_taken = 0
 
-    async def take(self) -> None:
-        """Wait for a place. While others' requests run, one row in all may."""
+    async def take(self) -> Callable[[], None]:
+        """Wait for a place, and return what gives it back. While others' requests run, one row in all may."""
         async with self._turn:
             while self._num_taken >= self._most:
                 self._given_back.clear()
@@ -82,10 +83,15 @@ class _Places:
                 except TimeoutError:
                     pass
             self._num_taken += 1
+        is_taken = True
 
-    def give_back(self) -> None:
-        self._num_taken -= 1
-        self._given_back.set()
+        def give_back() -> None:
+            nonlocal is_taken
+            self._num_taken -= is_taken
+            is_taken = False
+            self._given_back.set()
+
+        return give_back
 
     @property
     def _most(self) -> int:
@@ -279,18 +285,21 @@ class _BatchRun:
 
     async def _feed(self) -> None:
         position = -1
+        unwritten = asyncio.Semaphore(MAX_UNWRITTEN)
         async with asyncio.TaskGroup() as tasks:
             while rows := await asyncio.to_thread(self._store.open_rows, self.name, position, FETCHED):
                 for row in rows:
                     data = await asyncio.to_thread(self._store.read_row, self._batch, row)
-                    await self._places.take()
-                    answering = tasks.create_task(self._answer_row(row.position, batch_line(data)))
-                    # Not by the task itself: it may be cancelled before it begins.
-                    answering.add_done_callback(lambda _: self._places.give_back())
+                    await unwritten.acquire()
+                    give_back = await self._places.take()
+                    answering = tasks.create_task(self._answer_row(row.position, batch_line(data), give_back))
+                    # Also here: a task may be cancelled before it begins.
+                    answering.add_done_callback(lambda _, give_back=give_back: (give_back(), unwritten.release()))
                     position = row.position
 
-    async def _answer_row(self, position: int, line: BatchLine) -> None:
+    async def _answer_row(self, position: int, line: BatchLine, give_back: Callable[[], None]) -> None:
         outcome = await self._outcome(self._endpoints[line.url], line.body)
+        give_back()  # the next row is computed while this one's result is written
         state, result = result_line(self._batch.kind, line.custom_id, outcome)
         self._results.append(LineResult(position, state, result))
         async with self._writing:
