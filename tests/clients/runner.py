@@ -102,8 +102,9 @@ def outcomes(client: Client, place: Path, node: Callable[[], Path], url: str, mo
     done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=SECONDS)
     print(done.stdout[-6000:], done.stderr[-20000:], sep="\n")  # pytest shows it where the client fails
     try:
-        came = dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):
+        line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))  # clients print too
+        came = dict(json.loads(line))
+    except (StopIteration, ValueError):
         lines = done.stderr.strip().splitlines() or ["the script printed nothing"]
         return {step: {"raised": lines[-1]} for step in STEPS}
     new = (record["id"] for record in _records(url) if record["id"] not in before)
