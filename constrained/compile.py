@@ -100,8 +100,8 @@ def _start_of(
         case Prefixed(text=text, rest=rest):
             if has_surrogates(text) or not vocabulary.used_bytes.issuperset(text.encode()):
                 raise GrammarError(f"no tokens spell the text {text!r}")
-            make_rest = _start_of(rest, vocabulary, whitespace, order)
-            return lambda automaton: LeadState.before(text.encode(), make_rest(automaton))
+            lead, make_rest = text.encode(), _start_of(rest, vocabulary, whitespace, order)
+            return (lambda automaton: LeadState(lead, make_rest(automaton))) if lead else make_rest
 
 
 def warm_up() -> None:
