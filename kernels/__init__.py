@@ -22,8 +22,10 @@ from .arguments import (
 from .dispatch import KernelsName, for_device, quantised_products
 from .kv_cache import KvCache
 from .ops import Attention, LatentArgs, Ops
+from .reference import entropy_filters
 from .reference.attention import paged_attention, store_kv
 from .reference.attention_layout import AttentionLayout, attention_layout
+from .reference.entropy_filters import FILTER_DTYPES, FilterTensors
 from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
@@ -35,6 +37,7 @@ from .reference.trees import compact_kv, walk_trees
 from .transfer import Deferred, to_buffer, to_device, to_host
 
 __all__ = [
+    "FILTER_DTYPES",
     "NOT_FINITE",
     "PACKED_INT4",
     "QUANTISED_MAX",
@@ -45,6 +48,7 @@ __all__ = [
     "Chunk",
     "DecodeAttentionArgs",
     "Deferred",
+    "FilterTensors",
     "GroupRouting",
     "KernelsName",
     "KeyBasis",
@@ -69,6 +73,7 @@ __all__ = [
     "combine_experts",
     "compact_kv",
     "draw_tokens",
+    "entropy_filters",
     "expert_ranges",
     "for_device",
     "group_by_expert",

@@ -19,7 +19,7 @@ from ..arguments import NOT_FINITE
 
 _NUM_CANDIDATES = 256  # likeliest tokens; top-k and top-p mostly end among them
 _BLOCK = 1 << 16  # weights of a draw's block
-_MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
+MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 
 class SamplingTensors(NamedTuple):
@@ -36,6 +36,15 @@ class SamplingTensors(NamedTuple):
     def select(self, rows: slice | torch.Tensor) -> SamplingTensors:
         """Parameters of some rows, given by a slice, indices or a bool mask."""
         return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
+
+    def cut_behind(self, last: str) -> tuple[SamplingTensors, SamplingTensors]:
+        """Return parameters with the filters up to `last` alone, and with those behind it alone."""
+        place = list(_OFF).index(last) + 1
+        return self._without(list(_OFF)[place:]), self._without(list(_OFF)[:place])
+
+    def _without(self, filters: Sequence[str]) -> SamplingTensors:
+        off = {f"{name}_R": torch.full_like(getattr(self, f"{name}_R"), _OFF[name]) for name in filters}
+        return self._replace(**off, max_top_k=0)
 
     def filtered_rows(self, vocab_size: int, *, beside: Sequence[str]) -> torch.Tensor:
         """Return bool [R]: rows that draw and have a filter other than those named in `beside`."""
@@ -63,6 +72,8 @@ _DROPS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "top_p": lambda top_p_R, V: top_p_R < 1,
     "min_p": lambda min_p_R, V: min_p_R > 0,
 }
+_OFF = {"top_n_sigma": 0, "top_k": 1 << 62, "top_p": 1, "min_p": 0}  # their values that drop nothing
+assert _OFF.keys() == _DROPS.keys()
 assert {"temperature", *_DROPS, "draw"} == {*SAMPLING_DTYPES}
 
 
@@ -103,7 +114,7 @@ def sampling_weights(
         near_nV = _keep_near_best(logits_RV[spread], sampling.top_n_sigma_R[spread])
         logits_RV = logits_RV.index_copy(0, spread, near_nV)
     z_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-    weights_RV = torch.exp(z_RV / sampling.temperature_R.clamp_min(_MIN_TEMPERATURE)[:, None])
+    weights_RV = torch.exp(z_RV / sampling.temperature_R.clamp_min(MIN_TEMPERATURE)[:, None])
     V = logits_RV.shape[1]
     ranked = torch.nonzero((top_k_R < V) | (top_p_R < 1)).flatten()
     if len(ranked):
@@ -177,14 +188,18 @@ def draw_tokens(weights_RV: torch.Tensor, draw_R: torch.Tensor) -> torch.Tensor:
     for start in range(0, V, num_columns):
         weights_RB = weights_RV[:, start : start + num_columns]
         tokens_B = torch.arange(start, start + weights_RB.shape[1], device=weights_RV.device)
-        random_RB = _splitmix64(draw_R[:, None], tokens_B)
-        # 52 bits and a half: neither 0 nor 1, exactly.
-        times_RB = _shift_right(random_RB, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()
+        times_RB = uniform(draw_R[:, None], tokens_B).log_().neg_()
         speed_R, token_R = (weights_RB / times_RB).max(dim=-1)
         faster_R = speed_R > best_R
         best_R = torch.where(faster_R, speed_R, best_R)
         first_R = torch.where(faster_R, token_R + start, first_R)
     return first_R
+
+
+def uniform(draw: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """Return the n-th random numbers of rows, float64 in (0, 1). Tokens have those of their ids."""
+    # 52 bits and a half: neither 0 nor 1, exactly.
+    return _shift_right(_splitmix64(draw, n), 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _splitmix64(seed: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

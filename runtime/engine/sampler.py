@@ -8,16 +8,27 @@ Legend: R rows, V vocabulary, n some of the rows, W mask words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
-from ...kernels import SAMPLING_DTYPES, Ops, PenaltyTensors, SamplingTensors, apply_penalties, to_device
+from ...kernels import (
+    FILTER_DTYPES,
+    NOT_FINITE,
+    SAMPLING_DTYPES,
+    FilterTensors,
+    Ops,
+    PenaltyTensors,
+    SamplingTensors,
+    apply_penalties,
+    entropy_filters,
+    to_device,
+)
 from ..scheduler.plan import Penalties, Sample
-
-_COLUMNS = [(name, attrgetter(name), dtype) for name, dtype in SAMPLING_DTYPES.items()]
 
 
 def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
@@ -31,15 +42,33 @@ def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: 
 def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
     if all(s.temperature == 0 for s in samples):
         return ops.likeliest_tokens(logits_RV)
+    rows = [row for row, s in enumerate(samples) if s.temperature > 0 and entropy_filters.act_on(s)]
+    if not rows:
+        return ops.sample_tokens(logits_RV, _sampling_tensors(logits_RV, samples))
+    filtered, others = [samples[row] for row in rows], list(samples)
+    for row in rows:
+        others[row] = replace(samples[row], temperature=0.0)
+    tokens_R = ops.sample_tokens(logits_RV, _sampling_tensors(logits_RV, others))
+    rows_n, *columns = to_device([np.array(rows), *_columns(filtered, FILTER_DTYPES)], logits_RV.device)
+    logits_nV = logits_RV[rows_n]
+    drawn_n = entropy_filters.sample_tokens(logits_nV, _sampling_tensors(logits_nV, filtered), FilterTensors(*columns))
+    drawn_n = torch.where(tokens_R[rows_n] == NOT_FINITE, NOT_FINITE, drawn_n)
+    return tokens_R.index_copy(0, rows_n, drawn_n)
+
+
+def _sampling_tensors(logits_RV: torch.Tensor, samples: Sequence[Sample]) -> SamplingTensors:
     V = logits_RV.shape[1]
     top_ks = [V if s.top_k is None else min(s.top_k, V) for s in samples]
     both = [top_k for top_k, s in zip(top_ks, samples, strict=True) if top_k < V and s.top_p < 1]
-    columns = [
-        np.fromiter(top_ks if name == "top_k" else map(field, samples), dtype, len(samples))
-        for name, field, dtype in _COLUMNS
+    columns = _columns(samples, SAMPLING_DTYPES, top_k=top_ks)
+    return SamplingTensors(*to_device(columns, logits_RV.device), max_top_k=max(both, default=0))
+
+
+def _columns(samples: Sequence[Sample], dtypes: Mapping[str, type[np.generic]], **given: Iterable[int]) -> list[Any]:
+    return [
+        np.fromiter(given.get(name) or map(attrgetter(name), samples), dtype, len(samples))
+        for name, dtype in dtypes.items()
     ]
-    tensors = to_device(columns, logits_RV.device)
-    return ops.sample_tokens(logits_RV, SamplingTensors(*tensors, max_top_k=max(both, default=0)))
 
 
 def process_logits(

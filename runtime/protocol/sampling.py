@@ -155,6 +155,37 @@ class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             dialects=_EXTENSION,
         ),
     ] = 0.0
+    typical_p: Annotated[
+        float,
+        ParameterSpec(
+            "draw",
+            "only the tokens of surprise nearest the entropy that hold this probability together",
+            0.0,
+            1.0,
+            exclusive_minimum=True,
+            dialects=(),
+        ),
+    ] = 1.0
+    xtc_probability: Annotated[
+        float,
+        ParameterSpec("draw", "how often all tokens above `xtc_threshold` but the last go", 0.0, 1.0, dialects=()),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float, ParameterSpec("draw", "probability from which tokens go; above 0.5: none", 0.0, 1.0, dialects=())
+    ] = 0.1
+    dynatemp_range: Annotated[
+        float,
+        ParameterSpec(
+            "draw",
+            "how far the temperature moves down and up with the entropy of what the filters leave",
+            0.0,
+            100.0,
+            dialects=(),
+        ),
+    ] = 0.0
+    dynatemp_exponent: Annotated[
+        float, ParameterSpec("draw", "power of the entropy's share in `dynatemp_range`", 0.0, 100.0, dialects=())
+    ] = 1.0
 
 
 class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_only=True):

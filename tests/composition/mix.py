@@ -380,7 +380,8 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
     params: dict[str, Any] = {"max_new_tokens": draw.choice([1, 4, 8, 20]), "temperature": 0.0}
     if draw.random() < 0.5:
         params |= {"temperature": draw.choice([0.7, 1.2]), "sampling_seed": draw.randrange(3)}
-        params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.02, "top_n_sigma": 0.7}])
+        further = {"typical_p": 0.9, "xtc_probability": 0.3, "dynatemp_range": 0.4}
+        params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.02, "top_n_sigma": 0.7} | further])
     match draw.randrange(9):
         case 0:
             params |= {"stop": ["e", " the"]}

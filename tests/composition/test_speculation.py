@@ -50,7 +50,8 @@ def make_requests(size: int, seed: int) -> list[Generate]:
         params: dict[str, Any] = {"max_new_tokens": draw.choice([2, 9, 24]), "temperature": 0.0, "ignore_eos": True}
         if draw.random() < 0.5:
             params |= {"temperature": draw.choice([0.5, 1.0]), "seed": draw.randrange(3)}
-            params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.02, "top_n_sigma": 0.7}])
+            further = {"typical_p": 0.9, "xtc_probability": 0.3, "dynatemp_range": 0.4}
+            params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.02, "top_n_sigma": 0.7} | further])
         params |= [
             {},
             {"frequency_penalty": 0.6, "repetition_penalty": 1.3},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -36,6 +37,11 @@ samples = st.builds(
     top_n_sigma=st.sampled_from([0.0, -1.0]) | st.floats(0.05, 4.0),
     top_p=st.just(1.0) | st.floats(0.05, 0.99),
     min_p=st.just(0.0) | st.floats(0.0, 0.5),
+    typical_p=st.just(1.0) | st.floats(0.05, 0.99),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.floats(0.0, 0.6),
+    dynatemp_range=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+    dynatemp_exponent=st.sampled_from([1.0, 0.5, 2.0]),
     draw=st.integers(-(1 << 63), (1 << 63) - 1),
     penalties=st.none() | penalties,
     logit_bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=3),
@@ -76,23 +82,56 @@ def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
         reach = s.top_n_sigma * math.sqrt(sum((finite - finite.mean()) ** 2) / len(finite))
         assume((np.abs(z.max() - finite - reach) > 1e-4).all() or len(finite) == 1)
         z = np.where(z.max() - z <= reach, z, -np.inf)
-    weights = np.exp((z - z.max()) / s.temperature)
+    weights = np.exp((z - z.max()) / (1.0 if s.dynatemp_range else s.temperature))
     kept = order if s.top_k is None else order[: s.top_k]
+    kept = naive_typical([token for token in kept if weights[token] > 1e-40], weights, s.typical_p)
     mass, before, nucleus = sum(weights[kept]), 0.0, []
     for token in kept:
         assume(s.top_p == 1 or abs(before / mass - s.top_p) > 1e-5)
         if before < s.top_p * mass or s.top_p == 1:
             nucleus.append(token)
         before += weights[token]
+    weights /= weights[nucleus].max()
     assume(s.min_p == 0 or (np.abs(weights - s.min_p) > 1e-5).all())
-    final = [token for token in sorted(nucleus) if weights[token] >= s.min_p]
+    final = naive_xtc([token for token in nucleus if weights[token] >= s.min_p], weights, s)
+    if s.dynatemp_range:
+        shares = weights[final] / weights[final].sum()
+        entropy = -(shares * np.log(shares)).sum() / math.log(max(2, len(final)))
+        low, high = max(0.0, s.temperature - s.dynatemp_range), s.temperature + s.dynatemp_range
+        temperature = max(low + (high - low) * entropy**s.dynatemp_exponent, 1e-30)
+        weights = np.exp((z - z[final].max()) / temperature, where=np.isin(range(len(z)), final), out=np.zeros_like(z))
     arrivals = sorted(
         (-math.log(((splitmix64(s.draw, token) >> 12) + 0.5) / (1 << 52)) / weights[token], token)
-        for token in final
+        for token in sorted(final)
         if weights[token] > 1e-300  # dividing by less overflows, and such a token never comes first
     )
     assume(len(arrivals) == 1 or arrivals[1][0] > arrivals[0][0] * (1 + 1e-4))
     return arrivals[0][1]
+
+
+def naive_typical(kept: list[int], weights: np.ndarray, typical_p: float) -> list[int]:
+    if typical_p == 1:
+        return kept
+    shares = {token: weights[token] / weights[kept].sum() for token in kept}
+    entropy = -sum(p * math.log(p) for p in shares.values())
+    off = {token: abs(-math.log(p) - entropy) for token, p in shares.items()}
+    ranked, before, typical = sorted(sorted(kept), key=off.__getitem__), 0.0, set()
+    assume(all(off[b] - off[a] > 1e-5 for a, b in itertools.pairwise(ranked)))
+    for token in ranked:
+        assume(abs(before - typical_p) > 1e-5)
+        if before < typical_p:
+            typical.add(token)
+        before += shares[token]
+    return [token for token in kept if token in typical]
+
+
+def naive_xtc(kept: list[int], weights: np.ndarray, s: Sample) -> list[int]:
+    shares = {token: weights[token] / weights[kept].sum() for token in kept}
+    assume(all(abs(p - s.xtc_threshold) > 1e-5 for p in shares.values()) or not s.xtc_probability)
+    above = [token for token in kept if shares[token] >= s.xtc_threshold]  # in the order of their logits
+    chance = ((splitmix64(s.draw, -1) >> 12) + 0.5) / (1 << 52)
+    acts = chance < s.xtc_probability and s.xtc_threshold <= 0.5
+    return [token for token in kept if token not in above[:-1]] if acts else kept
 
 
 @pytest.mark.exhaustive

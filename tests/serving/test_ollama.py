@@ -162,7 +162,7 @@ def test_embeddings_are_those_of_the_openai_route(http: httpx.Client) -> None:
         ("/api/chat", {"model": "other"}, 404, "'other' does not exist"),
         ("/api/chat", {"options": {"top_q": 1}}, 400, "options.top_q"),
         ("/api/chat", {"options": {"mirostat": 2}}, 400, "options.mirostat"),
-        ("/api/chat", {"options": {"typical_p": 0.7}}, 400, "options.typical_p"),
+        ("/api/chat", {"options": {"typical_p": 0}}, 400, "typical_p must be in (0, 1]"),
         ("/api/chat", {"options": {"num_ctx": 3}}, 400, "options.num_ctx"),
         ("/api/chat", {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, 400, "options.repeat_last_n"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "reads text only"),

@@ -122,7 +122,7 @@ def own_fields(http: httpx.Client, path: str) -> set[str]:
 
 def neutral_fields(own: set[str]) -> dict[str, Any]:
     """The fields of other servers that are not the route's own, at a neutral value."""
-    tuning = {"mirostat_tau": 5.0, "mirostat_eta": 0.1, "xtc_threshold": 0.1, "truncation_side": "left"}
+    tuning = {"mirostat_tau": 5.0, "mirostat_eta": 0.1, "truncation_side": "left"}
     fields = {name: field.neutral[-1] for name, field in PEER_FIELDS.items() if field.neutral}
     fields |= {name: tuning.get(name, 1) for name, field in PEER_FIELDS.items() if field.tunes}
     return {name: value for name, value in fields.items() if name not in own}
@@ -162,7 +162,7 @@ def test_other_values_of_them_are_refused_by_name(http: httpx.Client, path: str)
         assert PEER_FIELDS[name].why in error["message"]
 
 
-@pytest.mark.parametrize("sampling_params", [{"beam_width": 2}, {"use_beam_search": True}, {"typical_p": 0.5}])
+@pytest.mark.parametrize("sampling_params", [{"beam_width": 2}, {"use_beam_search": True}, {"mirostat": 2}])
 def test_the_native_sampling_params_refuse_them_too(http: httpx.Client, sampling_params: dict[str, Any]) -> None:
     for given in (sampling_params, [sampling_params]):
         answer = http.post("/generate", json={"text": ["a"], "sampling_params": given})
@@ -176,7 +176,7 @@ def test_one_is_not_true_and_a_tools_member_is_not_a_field(http: httpx.Client) -
     body = BODIES["/v1/chat/completions"]
     assert http.post("/v1/chat/completions", json=body | {"best_of": True}).status_code == 400
     assert http.post("/v1/chat/completions", json=body | {"cache_prompt": 1}).status_code == 400
-    assert http.post("/v1/chat/completions", json=body | {"typical_p": 1, "length_penalty": 1}).status_code == 200
+    assert http.post("/v1/chat/completions", json=body | {"tfs_z": 1, "length_penalty": 1}).status_code == 200
     tool = {"type": "function", "suffix": "a", "function": {"name": "f"}}
     error = http.post("/v1/chat/completions", json=body | {"tools": [tool]}).json()["error"]
     assert error["message"] == "unknown parameter tools[0].suffix"

@@ -69,6 +69,22 @@ def test_a_route_draws_within_the_deviations(http: httpx.Client, path: str) -> N
     assert answer(http, path, temperature=0, top_n_sigma=2.0) == greedy
 
 
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_route_excludes_the_top_choice(http: httpx.Client, path: str) -> None:
+    second = {"temperature": 1.0, "top_k": 2, "xtc_probability": 1, "xtc_threshold": 0.0}  # only the last is left
+    other_seed = {"sampling_seed" if path == "/generate" else "seed": 4}
+    found = answer(http, path, **second)
+    assert found == answer(http, path, **second | other_seed) != answer(http, path, temperature=0)
+
+
+def test_a_typical_token_is_not_always_the_likeliest(http: httpx.Client) -> None:
+    words = {"regex": " (blue|green|red|zebra)", "temperature": 1.0}
+    one = {answer(http, "/v1/completions", **words, typical_p=1e-6, seed=seed) for seed in range(4)}
+    assert len(one) == 1  # the token whose surprise is nearest the entropy
+    cold = words | {"dynatemp_range": 1.0, "top_k": 1}  # one token left: temperature 0
+    assert answer(http, "/v1/completions", **cold) == answer(http, "/v1/completions", **words | {"temperature": 0})
+
+
 def test_with_filters_and_a_grammar_the_deviations_are_of_what_they_leave(http: httpx.Client) -> None:
     words = {"regex": " (blue|green|red|zebra)", "temperature": 2.0}
     greedy = answer(http, "/v1/completions", **words | {"temperature": 0})

@@ -46,7 +46,6 @@ class OllamaOptions(DrawOptions):
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
     top_k: Annotated[Whole, Field(ge=-1, lt=1 << 31)] = 40  # below 1: all
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
-    typical_p: Off | None = None
     tfs_z: Off | None = None
     seed: Annotated[Whole, Field(ge=-1, lt=1 << 62)] = -1  # -1: drawn
     stop: Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)] = Field(
