@@ -21,6 +21,7 @@ from .keywords import APPLICATORS, NUMBER_KEYWORDS, REFERENCES, UNEVALUATED_KEYW
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .nesting import MAX_START_DEPTH, needs_many_levels
 from .number_parts import number_part
+from .quick_checks import is_plain_object
 from .strings.string_dfas import check_pattern
 from .strings.string_states import prepare_format
 from .value_states import ValueStart
@@ -55,19 +56,22 @@ def schema_start(
     order: str,
     options: SchemaOptions,
     automaton: Automaton,
+    *,
+    deferred: bool = False,
 ) -> ValueStart:
     """Return the state before a value that is valid under the schema. It pops when the value is complete.
 
-    Raises GrammarError if the schema is unsatisfiable, too complex or not supported.
+    `deferred`: one of many schemas, few of which a text reaches. The state of one that plainly has values is not
+    expanded here. Raises GrammarError if the schema is unsatisfiable, too complex or not supported.
     """
     try:
-        return _schema_start(document, whitespace, order, options, automaton)
+        return _schema_start(document, whitespace, order, options, automaton, deferred)
     except RecursionError:
         raise GrammarError(TOO_DEEP, pointer="") from None
 
 
 def _schema_start(
-    document: Document, whitespace: str, order: str, options: SchemaOptions, automaton: Automaton
+    document: Document, whitespace: str, order: str, options: SchemaOptions, automaton: Automaton, deferred: bool
 ) -> ValueStart:
     compiler = GoalCompiler(document, whitespace, order, options)
     compiler.refused = automaton.refused
@@ -75,10 +79,12 @@ def _schema_start(
     for location in document.having(UNEVALUATED_KEYWORDS):
         compiler.formula_at(location)  # raises GrammarError if it is too complex
     goal = compiler.goal(document.start, generated=True)
+    deferred = deferred and is_plain_object(document, document.start)
     if needs_many_levels(document):
+        deferred = False
         compiler.limited_level, goal = 0, conj([goal, compiler.within(MAX_START_DEPTH)])
     start = ValueStart(compiler, goal)
-    if compiler.satisfiable(goal) and _has_texts(automaton, automaton.number(start)):
+    if deferred or (compiler.satisfiable(goal) and _has_texts(automaton, automaton.number(start))):
         if not document.has_started:
             LimitCheck(compiler).check()
         _work_ahead(compiler, automaton, start)

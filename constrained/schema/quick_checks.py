@@ -36,6 +36,8 @@ _COMPLICATED = (APPLICATORS - {"enum", "const"}) | UNEVALUATED_KEYWORDS
 # With these the schema of a member does not follow from `properties` and `additionalProperties` alone.
 _NAME_DEPENDENT = frozenset(("patternProperties", "propertyNames", "dependentRequired", "dependencies"))
 _CONSTRAINING = TYPE_KEYWORDS | APPLICATORS | UNEVALUATED_KEYWORDS
+_PLAIN = frozenset(("type", "properties", "required", "additionalProperties", "definitions", "$defs"))
+_MAX_PLAIN = 256  # names that a plain object schema lists
 _BARE_REFERENCE = ANNOTATIONS | {"$ref"}
 _JSON_TYPES: dict[type, tuple[str, ...]] = {
     type(None): ("null",),
@@ -66,6 +68,20 @@ def quick_satisfiable(document: Document, location: Location, depth: int = _MAX_
     if "enum" in schema:
         return any(_is_listed(value, schema, types) for value in schema["enum"])
     return any(_has_values_of(kind, document, location, depth) for kind in types)
+
+
+def is_plain_object(document: Document, location: Location) -> bool:
+    """Return True if a schema says only which members objects have, and some value surely satisfies it.
+
+    So the state before its values has texts, and meets no test that may be too complex. False means unknown.
+    """
+    schema = location.schema
+    if not isinstance(schema, dict) or not schema.keys() & KEYWORDS.keys() <= _PLAIN:
+        return False
+    if schema.get("type", "object") != "object":
+        return False
+    is_small = len(schema.get("properties", ())) <= _MAX_PLAIN
+    return is_small and quick_satisfiable(document, location)
 
 
 def _has_alternative(document: Document, location: Location, depth: int) -> bool:

@@ -363,7 +363,7 @@ class _Values:
             if format.excludes:
                 schema, inside = without_texts(document.root, format.excludes), "/allOf/0"
                 document = checked_document(schema)
-            start = schema_start(document, whitespace, order, self._options.schema, self._automaton)
+            start = schema_start(document, whitespace, order, self._options.schema, self._automaton, deferred=True)
         except GrammarError as error:
             place = format.pointer + (error.pointer or "").removeprefix(inside)
             raise GrammarError(error.reason, pointer=place, position=error.position) from None

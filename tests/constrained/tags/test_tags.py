@@ -14,7 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
+from ramiform.constrained import CompiledGrammar, GrammarError, SchemaOptions, StructuralTag, compile_constraint
+from ramiform.constrained.automaton.automaton import Automaton
+from ramiform.constrained.schema.compile import checked_document, schema_start
+from ramiform.constrained.schema.quick_checks import is_plain_object
+from ramiform.constrained.schema.value_states import ValueStart
 from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
@@ -317,6 +321,81 @@ def test_errors_have_a_pointer(spec: Any, pointer: str | None, words: str) -> No
         compile_constraint(StructuralTag(spec), shared_vocabulary())
     assert caught.value.pointer == pointer, str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        False,
+        {"enum": []},
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"type": "string", "pattern": "^aa$", "maxLength": 1},
+        {"type": "object", "required": ["b"], "additionalProperties": False},
+        {"type": "object", "minProperties": 1, "additionalProperties": False},
+        {"type": "array", "items": False, "minItems": 1},
+        {"$ref": "#"},
+        {"not": {}},
+    ],
+)
+def test_a_schema_without_values_is_refused_in_one_tag_of_many(member: Any) -> None:
+    schema = {"type": "object", "properties": {"a": member}, "required": ["a"]}
+    tags = [{"begin": "<f>", "schema": WEATHER, "end": "</f>"}, {"begin": "<g>", "schema": schema, "end": "</g>"}]
+    with pytest.raises(GrammarError, match="no text at all") as caught:
+        compile_constraint(StructuralTag({"structures": tags, "triggers": ["<"]}), shared_vocabulary())
+    assert (caught.value.pointer or "").startswith("/structures/1/schema")
+
+
+def test_schemas_of_members_are_expanded_where_a_text_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    expanded: list[ValueStart] = []
+
+    def noted(start: ValueStart, automaton: Any, expand: Any = ValueStart.expand) -> Any:
+        expanded.append(start)
+        return expand(start, automaton)
+
+    monkeypatch.setattr(ValueStart, "expand", noted)
+    structures = [
+        {
+            "begin": f"<f={n}>",
+            "schema": {"properties": {f"x{n}": {"type": "null"}}, "required": [f"x{n}"]},
+            "end": "</f>",
+        }
+        for n in range(20)
+    ]
+    grammar = compile_constraint(StructuralTag({"structures": structures, "triggers": ["<f="]}), shared_vocabulary())
+    assert not expanded
+    assert accepts(grammar, b'<f=7>{"x7": null}</f>')
+    assert not accepts(grammar, b'<f=7>{"x8": null}</f>')
+    assert len(expanded) < 10  # those of two tags and of their members
+
+
+@pytest.mark.parametrize("options", [SchemaOptions(), SchemaOptions("closed", "digits", 3)], ids=["schema", "closed"])
+def test_a_plain_schema_has_texts(options: SchemaOptions) -> None:
+    """Random schemas, judged by the expansion of the state before their values."""
+    rng, num_plain = random.Random(5), 0
+
+    def schema_of(depth: int) -> Any:
+        if not depth or rng.random() < 0.3:
+            scalars = [
+                True,
+                False,
+                {},
+                {"type": "null"},
+                {"type": "integer", "minimum": rng.randint(0, 9)},
+                {"enum": [1]},
+            ]
+            return rng.choice([*scalars, {"type": "string", "pattern": rng.choice(["a", "a$^b"])}, {"maxLength": 2}])
+        names = rng.sample("abc", rng.randint(0, 3))
+        found: dict[str, Any] = {"properties": {name: schema_of(depth - 1) for name in names}}
+        found |= {"type": "object"} if rng.random() < 0.7 else {}
+        found |= {"required": rng.sample("abcd", rng.randint(0, 2))} if rng.random() < 0.7 else {}
+        return found | ({"additionalProperties": schema_of(0)} if rng.random() < 0.4 else {})
+
+    for _ in range(200):
+        document = checked_document(schema_of(3))
+        if is_plain_object(document, document.start):
+            num_plain += 1
+            schema_start(document, "bounded", "any", options, Automaton())  # raises GrammarError without any text
+    assert num_plain > 50
 
 
 @pytest.mark.exhaustive
