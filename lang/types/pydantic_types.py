@@ -30,6 +30,7 @@ from .unions import close_unions
 MAX_ERRORS = 3  # of a text that are reported
 _LARGEST = sys.float_info.max
 _MOST_DIGITS = 15  # of a decimal written as a number, which passes through a double
+_MOST_STEPS = 10**6  # of a fraction that a float is a multiple of
 _FORMATS: dict[str, dict[str, Any]] = {
     "base64": {"pattern": texts.BASE64},
     "base64url": {"pattern": texts.BASE64URL},
@@ -126,6 +127,10 @@ class _TightSchema(GenerateJsonSchema):
         if schema.get("allow_inf_nan") is False:
             result.setdefault("minimum", -_LARGEST)
             result.setdefault("maximum", _LARGEST)
+        if (step := schema.get("multiple_of")) is not None and step % 1:
+            # Pydantic divides doubles: many larger multiples of a fraction are none to it.
+            result["minimum"] = max(-_MOST_STEPS * step, result.get("minimum", -math.inf))
+            result["maximum"] = min(_MOST_STEPS * step, result.get("maximum", math.inf))
         return result
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:

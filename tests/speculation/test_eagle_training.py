@@ -291,7 +291,7 @@ def test_prompts_alone_leave_the_answers_out(tmp_path: Path) -> None:
 def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(RequestError, match=r"bad\.jsonl, line 2: "):
+    with pytest.raises(RequestError, match=r"bad\.jsonl(, line 2: |: .* \(line 2, column 2\)$)"):
         read_texts(file, load_tokenizer(SHIPPED))
 
 
