@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from threading import Lock
@@ -63,8 +64,8 @@ def compile_constraint(
     """Compile a constraint. Raises GrammarError, also beyond a number of steps that takes about two seconds.
 
     `whitespace` is allowed between the parts of a JSON value: "compact" none, "bounded" at most one space after `,` and
-    `:`, "any" everything that JSON allows inside the outermost value. `order` is that of an object's properties: "any",
-    or "schema" for the order in which the schema lists them.
+    `:`, "spaced" exactly one, "any" everything that JSON allows inside the outermost value. `order` is that of an
+    object's properties: "any", or "schema" for the order in which the schema lists them.
     """
     if loops.ready(PACKAGE):
         warm_up()
@@ -89,7 +90,8 @@ def _start_of(
         case JsonString():
             return partial(grammar_start, string_grammar(constraint))
         case StructuralTag(spec=spec, options=options):
-            style = SchemaStyle(whitespace, order, options)
+            # Without the options' whitespace, which would win over that of a format.
+            style = SchemaStyle(options.whitespace or whitespace, order, replace(options, whitespace=None))
             tags = read_tags(spec, vocabulary)
             return partial(tags_start, tags, style, vocabulary)
         case Substring(text=text):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-WhitespacePolicy = Literal["compact", "bounded", "any"]
+WhitespacePolicy = Literal["compact", "bounded", "spaced", "any"]
 PropertyOrder = Literal["any", "schema"]
 
 

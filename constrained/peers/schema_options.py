@@ -27,6 +27,8 @@ _CONDITIONS = frozenset(("not", "if", "then", "else", "contains", "propertyNames
 def peer_schema(constraint: JsonSchema) -> str:
     """Return the text of an equivalent schema. Raises GrammarError if the options cannot be expressed in it."""
     schema, options = constraint.schema, constraint.options
+    if options.whitespace == "spaced":
+        raise GrammarError("JSON with exactly one space after commas and colons needs the grammar engine 'native'")
     if (options.additional_properties, options.integers) == ("schema", "schema"):
         return schema if isinstance(schema, str) else json.dumps(schema)
     document = Document(read_schema(schema))

@@ -34,7 +34,7 @@ class SchemaCompiler(ABC):
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         self.document = document
-        self.spaces = {"compact": 0, "bounded": 1, "any": 2}[options.whitespace or whitespace]
+        self.spaces = {"compact": 0, "bounded": 1, "any": 2, "spaced": 3}[options.whitespace or whitespace]
         self.closes_objects = options.additional_properties == "closed"
         self.integers_as_digits = options.integers == "digits"
         self.number_digits = options.number_digits

@@ -46,8 +46,9 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
 class ValueStart(Nested):
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
-    `spaces` is the number of spaces that may come first; 2 means any whitespace. `unlike` are canonical forms of
-    objects and arrays that the value must not equal; other values that it must not equal are part of its goal.
+    `spaces` is the number of spaces that may come first; 2 means any whitespace, 3 that one has to come. `unlike` are
+    canonical forms of objects and arrays that the value must not equal; other values that it must not equal are part of
+    its goal.
     """
 
     compiler: SchemaCompiler
@@ -68,6 +69,8 @@ class ValueStart(Nested):
             return self._expand(automaton)
 
     def _expand(self, automaton: Automaton) -> TransitionRow:
+        if self.spaces == 3:
+            return TransitionRow({0x20: automaton.goto(replace(self, spaces=0))})
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}
         for kind, word in WORDS.items():

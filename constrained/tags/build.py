@@ -306,7 +306,7 @@ class _TagCompiler:
     def _whitespace(self, format: WhitespaceFormat) -> Symbols:
         most = format.most
         if most is None:
-            most = {"compact": 0, "bounded": 1, "any": None}[self._options.whitespace]
+            most = {"compact": 0, "bounded": 1, "spaced": 1, "any": None}[self._options.whitespace]
         if most == 0:
             return ()
         times = "*" if most is None else f"{{0,{most}}}"

@@ -13,7 +13,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, SamplingParams
 from .endpoints.native_tools import NativeTools, arguments_of
-from .endpoints.structured_output import OutputForm, output_form
+from .endpoints.structured_output import OutputForm, output_form, refuse_written_form
 from .endpoints.usage import CountedTokens, token_count, usage_of
 from .model import OnText, TextEvents
 from .stop_cutter import StopCutter
@@ -95,6 +95,7 @@ def output_form_of(constraint: Constraint, *, is_begun: bool) -> OutputForm:
 
     `is_begun`: the message has text before, which the API does not take beside a form.
     """
+    refuse_written_form(constraint, "Anthropic's API")
     form = output_form(constraint, strict=False, unbounded=True)
     if form is None:
         raise RequestError(

@@ -16,7 +16,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
-from .endpoints.structured_output import OutputForm, output_form
+from .endpoints.structured_output import OutputForm, output_form, refuse_written_form
 from .endpoints.usage import CountedTokens, token_count, usage_of
 from .model import OnText, TextEvents
 from .transcript import NativeCall
@@ -50,6 +50,7 @@ def sampling_body(sampling: SamplingParams, dialect: Dialect) -> dict[str, Any]:
 
 def chat_form(constraint: Constraint) -> OutputForm:
     """Return the form in which a chat asks for the text of a constraint. Raises RequestError if it cannot."""
+    refuse_written_form(constraint, "an endpoint of dialect 'openai'")
     form = output_form(constraint, strict=True)
     return _refuse(constraint, "openai", "chat") if form is None else form
 
@@ -66,6 +67,11 @@ def constraint_body(constraint: Constraint, dialect: Dialect, *, in_chat: bool) 
     is_open = constraint.additional_properties == "schema"
     if kind == "json_schema" and not is_open:
         source = json.dumps(closed(json.loads(source)))  # other servers' defaults differ
+    is_compact = (dialect, kind, constraint.whitespace) == ("vllm", "json_schema", "compact")
+    sent = msgspec.structs.replace(constraint, whitespace=None) if is_compact else constraint
+    refuse_written_form(sent, f"an endpoint of dialect {dialect!r}")
+    if is_compact:
+        return {"structured_outputs": {"json": json.loads(source), "disable_any_whitespace": True}}
     if kind == "json_schema" and in_chat:
         return format_body(OutputForm(json.loads(source), not is_open))
     match dialect, kind:

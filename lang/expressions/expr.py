@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...runtime.protocol.errors import RequestError
-from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, Constraint
+from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, Constraint, JsonWhitespace
 from ..tools.interface import signature_of
 from ..tools.tool_set import OnError, ToolSet
 from ..types.result_types import (
@@ -115,6 +115,7 @@ class GenExpr(Expr):
     tool_result: str = RESULT
     additional_properties: AdditionalProperties | None = None
     number_digits: int | None = None
+    json_whitespace: JsonWhitespace | None = None
     on_cut: OnCut = "raise"
     check: GenCheck | None = None
     reasoning: ReasoningFormat | None = None

@@ -217,6 +217,8 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
         constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
     if constraint is not None and gen.number_digits is not None:
         constraint = msgspec.structs.replace(constraint, number_digits=gen.number_digits)
+    if constraint is not None and gen.json_whitespace is not None:
+        constraint = msgspec.structs.replace(constraint, whitespace=gen.json_whitespace)
     given = {
         name: _field_value(PARAMETERS[name], value)
         for name, argument in GEN_NAMES.items()

@@ -13,7 +13,7 @@ import msgspec
 
 from ...runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ...runtime.protocol.errors import RequestError, did_you_mean
-from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties
+from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, JsonWhitespace
 from ..tools.declaration import AnyTool
 from ..tools.tool_set import OnError, tool_set
 from ..types.questions import TypedPick, choice_text, instructions_of, typed_choices, values_of_type
@@ -40,7 +40,11 @@ from .symbols import known, texts_of
 
 # Arguments that are text, in which a plan's symbols may stand.
 _TEXT_ARGUMENTS = ("stop", "stop_regex", "bad_words", "regex", "grammar", "choices", "tool_result")
-
+_JSON_OPTIONS: Mapping[str, Any] = {
+    "additional_properties": get_args(AdditionalProperties),
+    "number_digits": range(1001),
+    "json_whitespace": get_args(JsonWhitespace),
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,6 +113,7 @@ def gen(
     tool_result: str = RESULT,
     additional_properties: AdditionalProperties | None = None,
     number_digits: int | None = None,
+    json_whitespace: JsonWhitespace | None = None,
     heal: bool = False,
     on_cut: OnCut = "raise",
     check: Callable[[Any], Any] | None = None,
@@ -134,6 +139,9 @@ def gen(
 
     `number_digits` are the digits that a number of `json_schema`, `schema` and `tools` may have before the point, and
     after it, beyond what its schema's bounds need. 0 is no limit, None the runtime's default.
+
+    `json_whitespace` is that of their JSON: "compact" none, "bounded" at most one space after commas and colons,
+    "spaced" exactly one, "any" all that JSON allows. None is the runtime's default.
 
     `heal`: the last tokens before may become longer ones; their text is not repeated. `choices` need none: they
     are tokenised with the text before them.
@@ -164,8 +172,12 @@ def gen(
         "tools": tools,
     }
     _exclusive(**constraints)
-    _check_additional_properties(additional_properties, json_schema, schema, tools)
-    _check_number_digits(number_digits, json_schema, schema, tools)
+    _check_json_options(
+        [json_schema, schema, tools],
+        additional_properties=additional_properties,
+        number_digits=number_digits,
+        json_whitespace=json_whitespace,
+    )
     _check_on_cut(on_cut, regex, json_schema, grammar)
     if not isinstance(heal, bool):
         raise RequestError(f"heal must be True or False, got {heal!r}", param="heal")
@@ -203,6 +215,7 @@ def gen(
         tool_result=texts_of(tool_result),
         additional_properties=additional_properties,
         number_digits=number_digits,
+        json_whitespace=json_whitespace,
         heal=heal,
         on_cut=on_cut,
         check=checked,
@@ -480,30 +493,17 @@ def _refuse_tool_options(tool_errors: str, tool_result: str) -> None:
             raise RequestError(f"{name} says what becomes of a tool's call: give tools", param=name)
 
 
-def _check_additional_properties(value: Any, *schemas: Any) -> None:
-    if value is None:
-        return
-    if value not in get_args(AdditionalProperties):
-        raise RequestError(
-            f"additional_properties must be 'closed' or 'schema', got {value!r}", param="additional_properties"
-        )
-    if all(schema is None for schema in schemas):
-        raise RequestError(
-            "additional_properties says how a schema is read: give json_schema, schema or tools",
-            param="additional_properties",
-        )
-
-
-def _check_number_digits(value: Any, *schemas: Any) -> None:
-    if value is None:
-        return
-    if type(value) is not int or not 0 <= value <= 1000:
-        raise RequestError(f"number_digits must be an int from 0 to 1000, got {value!r}", param="number_digits")
-    if all(schema is None for schema in schemas):
-        raise RequestError(
-            "number_digits says how JSON's numbers are written: give json_schema, schema or tools",
-            param="number_digits",
-        )
+def _check_json_options(schemas: Sequence[Any], **options: Any) -> None:
+    """Refuse options of JSON out of range, and those without a schema."""
+    for name, value in options.items():
+        if value is None:
+            continue
+        values = _JSON_OPTIONS[name]
+        if type(value) not in (str, int) or value not in values:
+            among = "an int from 0 to 1000" if isinstance(values, range) else " or ".join(map(repr, values))
+            raise RequestError(f"{name} must be {among}, got {value!r}", param=name)
+        if all(schema is None for schema in schemas):
+            raise RequestError(f"{name} is about the JSON of a schema: give json_schema, schema or tools", param=name)
 
 
 def _check_on_cut(value: Any, *constraints: Any) -> None:

@@ -228,7 +228,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         JsonWhitespace,
         Meta(
             description="whitespace of JSON: compact: none; bounded: at most one space after commas and colons; "
-            "any: as JSON allows; a request may ask for either"
+            "spaced: exactly one; any: as JSON allows; a request may ask for either"
         ),
     ] = "bounded"
     jump_forward: Annotated[bool, Meta(description="append forced text of grammars without running the model")] = True

@@ -18,7 +18,7 @@ from .errors import RequestError
 ConstraintKind = Literal["regex", "json_schema", "choices", "substring", "grammar", "structural_tag", "tool_input"]
 PropertyOrder = Literal["any", "schema"]
 AdditionalProperties = Literal["closed", "schema"]
-JsonWhitespace = Literal["compact", "bounded", "any"]
+JsonWhitespace = Literal["compact", "bounded", "spaced", "any"]
 DEFAULT_NUMBER_DIGITS = 20  # of numbers in JSON, before the point and after it: int64 and uint64 fit
 Api = Literal["gen", "native", "openai"]
 Dialect = Literal["openai", "sglang", "vllm"]

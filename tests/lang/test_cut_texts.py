@@ -74,6 +74,8 @@ def test_a_cut_text_is_an_invalid_attempt() -> None:
         ({"on_cut": "keep", "dtype": int}, "on_cut"),
         ({"number_digits": -1, "json_schema": {}}, "number_digits"),
         ({"number_digits": 5}, "number_digits"),
+        ({"json_whitespace": "none", "json_schema": {}}, "json_whitespace"),
+        ({"json_whitespace": "compact", "regex": "a"}, "json_whitespace"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused(arguments: dict[str, Any], param: str) -> None:

@@ -70,6 +70,7 @@ TALL = {"type": "object", "properties": {"tall": {"type": "boolean"}}, "required
 KINDS: list[tuple[dict[str, Any], str]] = [  # each with the same texts as a pattern
     ({"schema": int, "number_digits": 3}, "-?(0|[1-9][0-9]{0,2})"),
     ({"schema": Literal["Paris", "Lima"]}, '"(Paris|Lima)"'),
+    ({"json_schema": TALL, "json_whitespace": "spaced"}, r'\{"tall": (true|false)\}'),
     ({"json_schema": TALL, "number_digits": 3}, r'\{"tall": ?(true|false)\}'),
     ({"grammar": 'root ::= ("a" | "bc") "!"'}, "(a|bc)!"),
     ({"grammar": 'start: ("a" | "bc") "!"'}, "(a|bc)!"),

@@ -143,6 +143,11 @@ def test_signatures(backend: ramiform.Runtime) -> None:
     assert type(names["stars"]) is int
 
 
+def test_json_on_the_model(backend: ramiform.Runtime) -> None:
+    text = BLOCKS["JSON"].run()["place"].run(backend=backend, max_tokens=120)["place"]
+    assert re.fullmatch(r'\{"x": -?[0-9]+, "y": -?[0-9]+\}', text)
+
+
 @pytest.mark.exhaustive
 def test_composable_constraints_on_the_model(backend: ramiform.Runtime) -> None:
     shopping = BLOCKS["Composable constraints"].run()["shopping"]

@@ -77,6 +77,8 @@ class ListedStart:
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         choice, edges = self.choice, dict[int, int]()
+        if self.spaces == 3:
+            return TransitionRow({0x20: automaton.goto(ListedStart(choice))})
         for kind, word in WORDS.items():
             for _, code in choice.of_kind(kind):
                 edges[word[0]] = automaton.goto(_texts(automaton, [(word[1:], code)]))
@@ -240,6 +242,8 @@ class ListedState:
     def expand(self, automaton: Automaton) -> TransitionRow:
         context = self.values.context
         spaces, edges = context.style.spaces, dict[int, int]()
+        if self.spaces == 3:
+            return TransitionRow({0x20: automaton.goto(ListedState(self.values, self.seen, self.count, "comma"))})
         if self.phase != "comma" and (code := self.values.closing_code(self.count)) is not None:
             edges[_CLOSE[context.kind]] = automaton.pop(code)
         if context.kind == "array":

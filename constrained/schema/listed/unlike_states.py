@@ -191,6 +191,8 @@ class UnlikeObject(Counting):
         context = state.search.context
         compiler, names = context.compiler, context.names
         edges: dict[int, int] = {}
+        if state.spaces == 3:
+            return TransitionRow({0x20: automaton.goto(UnlikeObject(state.after_comma(0), members))})
         result = state.closing_result() if state.phase != "comma" and frozenset() not in members else None
         if result is not None:
             edges[CLOSE_OBJECT] = automaton.pop(result)

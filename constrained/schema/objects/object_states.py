@@ -59,6 +59,8 @@ class ObjectState(Counting):
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         context = self.search.context
+        if self.spaces == 3:
+            return TransitionRow({0x20: automaton.goto(self.after_comma(0))})
         edges: dict[int, int] = {}
         if self.phase != "comma" and (result := self.closing_result()) is not None:
             edges[CLOSE_OBJECT] = automaton.pop(result)

@@ -45,6 +45,17 @@ class OutputForm:
         return _Unwrapping(on_text).take if self.streams else lambda piece: None
 
 
+def refuse_written_form(constraint: Constraint, service: str) -> None:
+    """Raise RequestError for options of how JSON is written, of which a service cannot be told."""
+    for name, value in (("number_digits", constraint.number_digits), ("json_whitespace", constraint.whitespace)):
+        if value is not None:
+            raise RequestError(
+                f"{service} cannot be told how JSON is written: leave {name} = {value!r} out, or run on a Runtime",
+                param=name,
+                code="unsupported",
+            )
+
+
 def output_form(constraint: Constraint, *, strict: bool, unbounded: bool = False) -> OutputForm | None:
     """Return the form in which a constraint's text is asked for; None where JSON cannot say it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 import weakref
 from functools import partial
 from typing import Any
@@ -55,6 +56,7 @@ def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject
         ("compact", {"separators": (",", ":")}),
         ("bounded", {}),
         ("bounded", {"separators": (",", ":")}),
+        ("spaced", {}),
         ("any", {"indent": 2}),
         ("any", {"indent": "\t"}),
     ]
@@ -62,6 +64,42 @@ def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), **kwargs)
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace=whitespace)
     assert accepts(grammar, text.encode()), text
+
+
+def with_spaces(text: str, space: str) -> str:
+    """Return a text of JSON with these spaces after each comma and colon, and no others outside strings."""
+    return re.sub(r'("(?:[^"\\]|\\.)*")|([,:])?\s*', lambda m: m[1] or (m[2] + space if m[2] else ""), text)
+
+
+WORD = {"enum": ["a", 1, [1, {"b": 2, "c": []}], {"d": 1, "e": [2, 3]}]}
+
+
+@pytest.mark.parametrize("options", [SchemaOptions(), SchemaOptions("closed")], ids=["schema", "closed"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "boolean"}, "b": WORD, "c": {"items": WORD}}},
+        {"type": "array", "items": WORD, "minItems": 3, "maxItems": 5},
+        {"type": "array", "items": WORD, "uniqueItems": True, "minItems": 3},
+        {
+            "type": "array",
+            "items": {"properties": {"a": WORD, "b": WORD}, "required": ["a", "b"], "additionalProperties": False},
+            "uniqueItems": True,
+            "minItems": 2,
+            "maxItems": 3,
+        },
+        WORD,
+    ],
+)
+def test_spaced_json_is_what_json_dumps_writes(schema: Any, options: SchemaOptions) -> None:
+    grammar = compile_constraint(JsonSchema(schema, options), shared_vocabulary(), whitespace="spaced")
+    rng = random.Random(3)
+    for _ in range(6):
+        text = sample(grammar, rng).decode()
+        assert text == with_spaces(text, " "), text
+        assert accepts(grammar, text.encode())
+        for other in (with_spaces(text, ""), with_spaces(text, "  ")):
+            assert other == text or not accepts(grammar, other.encode()), other
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,9 @@ def test_white_space_and_order_are_those_of_the_format() -> None:
     def grammar(**fields: Any) -> CompiledGrammar:
         return compile_constraint(format_of(type="json_schema", json_schema=schema, **fields), shared_vocabulary())
 
+    whole = format_of(type="json_schema", json_schema=schema, max_whitespace_cnt=0).spec
+    asked = StructuralTag(whole, SchemaOptions(whitespace="bounded"))
+    assert not accepts(compile_constraint(asked, shared_vocabulary()), spaced)  # a format's own wins
     assert accepts(grammar(), spaced)
     assert accepts(grammar(max_whitespace_cnt=1), spaced)
     assert not accepts(grammar(max_whitespace_cnt=0), spaced)

@@ -238,6 +238,12 @@ WHOLE = CLOSED | {"required": ["a"]}  # OpenAI enforces schemas only whose membe
             {"json_schema": SCHEMA, "additional_properties": "schema"},
             {"structured_outputs": {"json": SCHEMA}},
         ),
+        (
+            "vllm",
+            True,
+            {"json_schema": SCHEMA, "json_whitespace": "compact"},
+            {"structured_outputs": {"json": CLOSED, "disable_any_whitespace": True}},
+        ),
         ("sglang", True, {"regex": "a+"}, {"regex": "a+"}),
         ("sglang", False, {"grammar": 'root ::= "a"'}, {"ebnf": 'root ::= "a"'}),
         ("sglang", False, {"top_k": 5, "min_tokens": 2}, {"top_k": 5, "min_tokens": 2}),
@@ -280,6 +286,29 @@ def test_what_the_endpoint_cannot_do_is_refused_and_never_dropped(
     with pytest.raises(RequestError, match=r"test_openai\.py:") as caught:
         run(connect(), body)
     assert (caught.value.param, caught.value.code) == (param, "unsupported")
+    assert endpoint.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "option"),
+    [
+        ("openai", {"json_whitespace": "compact"}),
+        ("vllm", {"json_whitespace": "spaced"}),
+        ("vllm", {"json_whitespace": "compact", "number_digits": 3}),
+        ("sglang", {"json_whitespace": "compact"}),
+        ("openai", {"number_digits": 3}),
+    ],
+)
+@pytest.mark.parametrize("given", [{"json_schema": SCHEMA}, {"schema": dict[str, int]}])
+def test_how_json_is_written_is_refused_where_the_endpoint_cannot_be_told(
+    endpoint: Endpoint, connect: Any, dialect: Any, option: dict[str, Any], given: dict[str, Any]
+) -> None:
+    def body(s: ProgramState) -> None:
+        s += user("Hi") + assistant(gen("x", **given, **option))
+
+    with pytest.raises(RequestError, match="how JSON is written") as caught:
+        run(connect(dialect=dialect), body)
+    assert (caught.value.param, caught.value.code) == ([*option][-1], "unsupported")
     assert endpoint.bodies == []
 
 
