@@ -77,7 +77,7 @@ def test_a_server_starts_where_nothing_can_be_printed(stdout: str | None, tmp_pa
     command = f'exec "{RAMIFORM}" serve --num-pages 512 --uds {socket} {place}'
     with subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE, text=True) as server:
         transport = httpx.HTTPTransport(uds=str(socket))
-        with httpx.Client(transport=transport, base_url="http://localhost") as client:
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=120) as client:
             while not socket.exists() or client.get("/health").status_code != 200:
                 assert server.poll() is None
                 time.sleep(0.1)
