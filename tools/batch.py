@@ -59,7 +59,7 @@ def batch(
         num_refused = _ServerBatch(client, file).run(out)
     if folder is not None:
         shutil.rmtree(folder)
-    errors.print(Text(f"{out}" + (f": {num_refused} requests were refused" if num_refused else "")))
+    errors.print(Text(f"{out}" + (f": refused requests: {num_refused}" if num_refused else "")))
     if num_refused:
         raise typer.Exit(1)
 
