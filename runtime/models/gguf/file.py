@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...protocol.errors import RamiformError
 
@@ -32,12 +34,21 @@ class GgufFile:
         self.path = path
         self.tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self._fields = readers[0].fields
+        self._byte_order = _byte_order(readers[0])
         self.architecture = str(self.value("general.architecture", default=""))
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return the value of a metadata key, or `default`. "{arch}" in the key stands for the architecture's name."""
         field = self._fields.get(key.replace("{arch}", self.architecture) if "{" in key else key)
-        return default if field is None else field.contents()
+        if field is None:
+            return default
+        match [kind.name for kind in field.types]:
+            case ["ARRAY", "STRING"]:
+                return _read_strings(field.parts[field.data[0]], self._byte_order)
+            case ["ARRAY", _]:
+                return field.parts[field.data[0]].tolist()
+            case _:
+                return field.contents()
 
     @property
     def file_type(self) -> str | None:
@@ -90,8 +101,29 @@ def _reader(path: Path) -> gguf.GGUFReader:
     import gguf
 
     class Reader(gguf.GGUFReader):
-        """A reader that slices plain arrays: slices of `numpy.memmap` take three times as long, and there are two for
-        each word of a vocabulary."""
+        """A reader that checks ends, and keeps an array as one part: the package makes two for each word of a
+        vocabulary, which takes seconds."""
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
+            kind, count, start = gguf.GGUFValueType(head[0][0]), int(head[1][0]), orig_offs + 12
+            if kind is gguf.GGUFValueType.STRING:
+                body = self._get(start, np.uint8, self._strings_end(start, count) - start)
+            elif kind in self.gguf_scalar_to_np:
+                body = self._get(start, self.gguf_scalar_to_np[kind], count)
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            return 12 + int(body.nbytes), [*head, body], [2], [gguf.GGUFValueType.ARRAY, kind]
+
+        def _strings_end(self, start: int, count: int) -> int:
+            data, order, end = memoryview(self.data), _byte_order(self), start
+            for _ in range(count):
+                end += 8 + int.from_bytes(data[end : end + 8], order)
+                if end > len(data):
+                    self._check_end(end, "its metadata")
+            return end
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if isinstance(self.data, np.memmap):
@@ -122,6 +154,21 @@ def _reader(path: Path) -> gguf.GGUFReader:
     if start != MAGIC:
         raise ValueError(f"it is no GGUF file: it begins with {start!r}, not with {MAGIC!r}")
     return Reader(path, "r")
+
+
+def _byte_order(reader: gguf.GGUFReader) -> Literal["little", "big"]:
+    is_little = (sys.byteorder == "little") == (reader.byte_order == "I")
+    return "little" if is_little else "big"
+
+
+def _read_strings(body: NDArray[np.uint8], order: Literal["little", "big"]) -> list[str]:
+    """Return the texts of an array, each behind its length in 8 bytes."""
+    data, texts, at = body.tobytes(), [], 0
+    while at < len(data):
+        start = at + 8
+        at = start + int.from_bytes(data[at:start], order)
+        texts.append(data[start:at].decode())
+    return texts
 
 
 @lru_cache(maxsize=1)  # config, weights and tokenizer are read one after the other
