@@ -67,7 +67,7 @@ PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 test-fast: $(VENV)/.loops  ## while writing: two minutes; what starts a runtime or takes a quarter of a second is left out
 	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real and not clients" $(PYTEST_ARGS)
 
-test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: eight minutes on two quiet cores
+test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: seven minutes on two quiet cores
 	$(PYTEST) --dist worksteal -m "not exhaustive and not install and not real and not clients" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
