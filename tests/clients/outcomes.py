@@ -1,4 +1,4 @@
-"""What the scripts of clients in Python share: the server's address and model, and the line that tells what came."""
+"""Tell Python scripts of clients the server's address, its model and the tool, and print what came of their steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 URL, MODEL = os.environ["RAMIFORM_URL"], os.environ["RAMIFORM_MODEL"]
+SWITCH: Any = {  # for clients that take a tool as chat completions have it
+    "type": "function",
+    "function": {
+        "name": "switch",
+        "description": "Switch a room's light",
+        "parameters": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
+            "required": ["on", "room"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 def report(**steps: Callable[[], Any]) -> None:

@@ -45,7 +45,7 @@ class Client(NamedTuple):
     @property
     def version(self) -> str:
         """Return the package and the version that the page names, without extras: `openai 3.57.0`."""
-        package, version = re.fullmatch(r"(@?[^@=\[]+)(?:\[.*\])?(?:==|@)(.+)", self.requirements[0]).groups()  # type: ignore[union-attr]
+        [(package, version)] = re.findall(r"^(@?[^@=\[]+)(?:\[.*\])?(?:==|@)(.+)$", self.requirements[0])
         return f"{package} {version}"
 
     @property
@@ -94,7 +94,7 @@ def outcomes(client: Client, place: Path, node: Callable[[], Path], url: str, mo
     if client.language == "python":
         command, path = [place / "bin/python", "-P", client.script], [place / "bin"]
     else:  # from beside its packages: where a module looks for them
-        for file in (client.script, HERE / "outcomes.mjs"):
+        for file in (client.script, *HERE.glob("*.mjs")):
             shutil.copy(file, place)
         command, path = [node(), place / client.script.name], [node().parent, place / "node_modules/.bin"]
     env["PATH"] = os.pathsep.join([*map(str, path), os.environ["PATH"]])

@@ -10,25 +10,14 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 
+from ramiform.tests.clients.runner import PLACE, SWITCH
+
 PROGRAMS = Path(__file__).parent / "clients"
 SECONDS = 500
-PLACE: dict[str, Any] = {
-    "type": "object",
-    "properties": {"kind": {"enum": ["city", "river"]}, "sure": {"type": "boolean"}},
-    "required": ["kind", "sure"],
-    "additionalProperties": False,
-}
-SWITCH: dict[str, Any] = {
-    "type": "object",
-    "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
-    "required": ["on", "room"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(scope="session")

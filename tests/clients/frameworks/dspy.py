@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 import dspy
-from outcomes import MODEL, URL, report
+from outcomes import MODEL, SWITCH, URL, report
 from pydantic import BaseModel
 
 server: Any = {"api_base": f"{URL}/v1", "api_key": "none", "num_retries": 0, "cache": False, "max_tokens": 200}
@@ -17,20 +17,6 @@ dspy.configure(lm=lm)
 class Place(BaseModel):
     kind: Literal["city", "river"]
     sure: bool
-
-
-SWITCH = {
-    "type": "function",
-    "function": {
-        "name": "switch",
-        "description": "Switch a room's light",
-        "parameters": {
-            "type": "object",
-            "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
-            "required": ["on", "room"],
-        },
-    },
-}
 
 
 async def streamed() -> Any:

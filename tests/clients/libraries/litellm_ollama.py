@@ -2,64 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from typing import Any, Literal
+from litellm_steps import steps
+from outcomes import URL, report
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches prices when imported
-
-import litellm
-from outcomes import MODEL, URL, report
-from pydantic import BaseModel
-
-
-class Place(BaseModel):
-    kind: Literal["city", "river"]
-    sure: bool
-
-
-SWITCH = {
-    "type": "function",
-    "function": {
-        "name": "switch",
-        "description": "Switch a room's light",
-        "parameters": {
-            "type": "object",
-            "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
-            "required": ["on", "room"],
-        },
-    },
-}
-
-
-def ask(messages: Any, model: str = MODEL, **options: Any) -> Any:
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    return litellm.completion(model=f"ollama_chat/{model}", api_base=URL, messages=messages, num_retries=0, **options)
-
-
-def streamed() -> Any:
-    chunks = ask("What is the capital of France?", stream=True, max_tokens=32)
-    return [chunk.choices[0].delta.content or "" for chunk in chunks]
-
-
-def called() -> Any:
-    messages: Any = [{"role": "user", "content": "Switch the kitchen's light on."}]
-    answer = ask(messages, tools=[SWITCH], temperature=0).choices[0].message
-    [call] = answer.tool_calls
-    messages += [answer, {"role": "tool", "tool_call_id": call.id, "content": "Done. The receipt is 7261."}]
-    return json.loads(call.function.arguments), ask(messages, max_tokens=64).choices[0].message.content
-
-
-def structured() -> Any:
-    return json.loads(ask("What is Paris?", response_format=Place).choices[0].message.content)
-
-
-def refused() -> Any:
-    try:
-        ask("Hi", "no-such-model")
-    except Exception as error:
-        return str(error)
-
-
-report(streamed=streamed, called=called, structured=structured, refused=refused)
+report(**steps("ollama_chat", {"api_base": URL, "num_retries": 0}, {"temperature": 0}, {}))

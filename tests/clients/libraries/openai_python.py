@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 from openai import APIStatusError, OpenAI
-from outcomes import MODEL, URL, report
+from outcomes import MODEL, SWITCH, URL, report
 from pydantic import BaseModel
 
 client = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
@@ -15,21 +15,6 @@ client = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 class Place(BaseModel):
     kind: Literal["city", "river"]
     sure: bool
-
-
-SWITCH: Any = {
-    "type": "function",
-    "function": {
-        "name": "switch",
-        "description": "Switch a room's light",
-        "parameters": {
-            "type": "object",
-            "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
-            "required": ["on", "room"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 
 def streamed() -> Any:

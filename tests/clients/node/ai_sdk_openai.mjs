@@ -1,50 +1,7 @@
 // AI SDK with @ai-sdk/openai: the default provider, on the Responses API.
 import { createOpenAI } from "@ai-sdk/openai";
-import { generateText, isStepCount, Output, streamText, tool } from "ai";
-import { z } from "zod";
 
-import { MODEL, report, URL } from "./outcomes.mjs";
+import { reportSteps } from "./ai_sdk.mjs";
+import { URL } from "./outcomes.mjs";
 
-const provider = createOpenAI({ baseURL: `${URL}/v1`, apiKey: "none" });
-const model = provider(MODEL);
-const Place = z.object({ kind: z.enum(["city", "river"]), sure: z.boolean() });
-const Switch = z.object({ on: z.boolean(), room: z.enum(["kitchen", "hall"]) });
-
-report({
-  async streamed() {
-    const result = streamText({ model, prompt: "What is the capital of France?", maxOutputTokens: 32 });
-    const pieces = [];
-    for await (const piece of result.textStream) pieces.push(piece);
-    return pieces;
-  },
-  async called() {
-    const calls = [];
-    const light = tool({
-      description: "Switch a room's light",
-      inputSchema: Switch,
-      async execute(input) {
-        calls.push(input);
-        return "Done. The receipt is 7261.";
-      },
-    });
-    const result = await generateText({
-      model,
-      prompt: "Switch the kitchen's light on.",
-      tools: { switch: light },
-      maxOutputTokens: 64,
-      stopWhen: isStepCount(2),
-      prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : { type: "tool", toolName: "switch" } }),
-    });
-    return [calls[0], result.text];
-  },
-  async structured() {
-    return (await generateText({ model, prompt: "What is Paris?", output: Output.object({ schema: Place }) })).output;
-  },
-  async refused() {
-    try {
-      await generateText({ model: provider("no-such-model"), prompt: "Hi", maxRetries: 0 });
-    } catch (error) {
-      return error.message;
-    }
-  },
-});
+reportSteps(createOpenAI({ baseURL: `${URL}/v1`, apiKey: "none" }));

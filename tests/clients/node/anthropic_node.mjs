@@ -3,19 +3,12 @@ import Anthropic from "@anthropic-ai/sdk";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
 import { z } from "zod";
 
-import { MODEL, report, URL } from "./outcomes.mjs";
+import { MODEL, report, SWITCH, URL } from "./outcomes.mjs";
 
 const client = new Anthropic({ baseURL: URL, apiKey: "none", maxRetries: 0 });
 const Place = z.object({ kind: z.enum(["city", "river"]), sure: z.boolean() });
-const SWITCH = {
-  name: "switch",
-  description: "Switch a room's light",
-  input_schema: {
-    type: "object",
-    properties: { on: { type: "boolean" }, room: { enum: ["kitchen", "hall"] } },
-    required: ["on", "room"],
-  },
-};
+const { parameters: input_schema, ...named } = SWITCH.function;
+const tools = [{ ...named, input_schema }];
 const user = (content) => [{ role: "user", content }];
 
 report({
@@ -29,7 +22,7 @@ report({
   },
   async called() {
     const messages = user("Switch the kitchen's light on.");
-    const asked = { model: MODEL, max_tokens: 100, messages, tools: [SWITCH] };
+    const asked = { model: MODEL, max_tokens: 100, messages, tools };
     const first = await client.messages.create({ ...asked, tool_choice: { type: "tool", name: "switch" } });
     const call = first.content.find((block) => block.type === "tool_use");
     const result = { type: "tool_result", tool_use_id: call.id, content: "Done. The receipt is 7261." };

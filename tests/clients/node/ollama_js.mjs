@@ -1,26 +1,9 @@
 // ollama: its own API, which has no tool_choice: the model may answer without a call.
 import { Ollama } from "ollama";
 
-import { MODEL, report, URL } from "./outcomes.mjs";
+import { MODEL, PLACE, report, SWITCH, URL } from "./outcomes.mjs";
 
 const client = new Ollama({ host: URL });
-const PLACE = {
-  type: "object",
-  properties: { kind: { enum: ["city", "river"] }, sure: { type: "boolean" } },
-  required: ["kind", "sure"],
-};
-const SWITCH = {
-  type: "function",
-  function: {
-    name: "switch",
-    description: "Switch a room's light",
-    parameters: {
-      type: "object",
-      properties: { on: { type: "boolean" }, room: { enum: ["kitchen", "hall"] } },
-      required: ["on", "room"],
-    },
-  },
-};
 const user = (content) => [{ role: "user", content }];
 
 report({

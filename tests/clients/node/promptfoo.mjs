@@ -1,26 +1,8 @@
 // promptfoo: its providers of OpenAI's API, as its evaluations call them. It reads whole answers and calls no tools.
 import { loadApiProvider } from "promptfoo";
 
-import { MODEL, report, URL } from "./outcomes.mjs";
+import { MODEL, PLACE, report, SWITCH, URL } from "./outcomes.mjs";
 
-const PLACE = {
-  type: "object",
-  properties: { kind: { enum: ["city", "river"] }, sure: { type: "boolean" } },
-  required: ["kind", "sure"],
-  additionalProperties: false,
-};
-const SWITCH = {
-  type: "function",
-  function: {
-    name: "switch",
-    description: "Switch a room's light",
-    parameters: {
-      type: "object",
-      properties: { on: { type: "boolean" }, room: { enum: ["kitchen", "hall"] } },
-      required: ["on", "room"],
-    },
-  },
-};
 const provider = (config, model = MODEL) =>
   loadApiProvider(`openai:chat:${model}`, { options: { config: { apiBaseUrl: `${URL}/v1`, apiKey: "none", ...config } } });
 
