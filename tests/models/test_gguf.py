@@ -25,7 +25,6 @@ from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.checkpoint import find_checkpoint, served_name
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.gguf.block_reader import FOUR_BIT_TYPES, four_bit_modules, read_four_bit
-from ramiform.runtime.models.gguf.file import open_gguf
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
@@ -486,15 +485,3 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     write_gguf(model, path, lambda _: Type.F16, lambda writer: writer.add_block_count(3))
     with pytest.raises(CheckpointError, match=r"the tensor blk\.2\.attn_norm\.weight is missing"):
         logits(path)
-
-
-@pytest.mark.parametrize(("number", "name"), [(15, "Q4_K_M"), (7, "Q8_0"), (0, "F32"), (999, None), (None, None)])
-def test_the_type_of_a_file_has_llama_cpps_name(tmp_path: Path, number: int | None, name: str | None) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    if number is not None:
-        writer.add_file_type(number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert open_gguf(tmp_path / "a.gguf").file_type == name
