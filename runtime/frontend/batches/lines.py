@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class LineAnswer(NamedTuple):
-    """What a request was answered: an HTTP status and a body."""
+    """An HTTP status and a body, as a route answers a request."""
 
     status: int
     body: dict[str, Any]

@@ -7,42 +7,32 @@ runs alone at the end is short.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-TOKEN_BYTES = 4
-
-
-def trie_key(tokens: Sequence[int]) -> bytes:
-    """Return token ids as bytes that sort as the ids do."""
-    ids = array("I", tokens)
-    assert ids.itemsize == TOKEN_BYTES
-    if sys.byteorder == "little":
-        ids.byteswap()
-    return ids.tobytes()
+from ....radix.packed_tokens import common_prefix_length
 
 
 @dataclass
 class _Node:
-    """A place in the trie where prompts part. `weight` is the longest output below."""
+    """A place in the trie where prompts part, `depth` tokens below the root. `weight` is the longest output below."""
 
     depth: int
     weight: int
     children: list[_Node | int] = field(default_factory=list)  # nodes, and numbers of rows that end here
 
 
-def trie_order(keys: Sequence[bytes], limits: Sequence[int]) -> list[int]:
+def trie_order(prompts: Sequence[bytes], limits: Sequence[int]) -> list[int]:
     """Return the numbers of rows in the order in which they should start.
 
-    `keys`: of each row its prompt, by `trie_key`; `limits`: of each row the tokens that its output may have.
+    `prompts`: of each row its packed tokens (`radix.packed_tokens`); `limits`: of each row the tokens that its output
+    may have.
     """
     root = _Node(0, 0)
     path = [root]
     before = b""
-    for number in sorted(range(len(keys)), key=keys.__getitem__):
-        shared = _shared_length(before, keys[number])
+    for number in sorted(range(len(prompts)), key=prompts.__getitem__):  # those with a common prefix are together
+        shared = common_prefix_length(before, prompts[number])
         while path[-1].depth > shared:
             path.pop()
         if path[-1].depth < shared:  # the row before, or its branch, parts from this one inside an edge
@@ -50,7 +40,7 @@ def trie_order(keys: Sequence[bytes], limits: Sequence[int]) -> list[int]:
             path[-1].children.append(inner)
             path.append(inner)
         path[-1].children.append(number)
-        before = keys[number]
+        before = prompts[number]
     return _walk(root, limits)
 
 
@@ -76,15 +66,3 @@ def _walk(root: _Node, limits: Sequence[int]) -> list[int]:
 
 def _weight(child: _Node | int, limits: Sequence[int]) -> int:
     return limits[child] if isinstance(child, int) else child.weight
-
-
-def _shared_length(a: bytes, b: bytes) -> int:
-    """Return the length of the common prefix of two keys, in bytes of whole tokens, by bisection."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low - low % TOKEN_BYTES

@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from ....radix.packed_tokens import TOKEN_BYTES, pack
 from ...protocol.errors import BusyError, RamiformError, RequestError
 from ..api.validation import validated
 from ..core.client import CoreClient
 from ..core.tenant import Tenant, current_tenant
 from .lines import BatchLine, LineAnswer, batch_line, read_rows, result_line, unanswered_line
-from .order import TOKEN_BYTES, trie_key, trie_order
+from .order import trie_order
 from .records import Ending, LineResult, RowPlace, RowState, StoredBatch
 from .store import STORAGE_ERRORS, BatchStore
 
@@ -246,14 +247,14 @@ class _BatchRun:
 
     async def _order(self, rows: list[RowPlace]) -> list[int]:
         """Return the numbers of rows in the order in which they should start."""
-        keys, limits = [], []
+        prompts, limits = [], []
         most = max(1, MAX_ORDER_BYTES // (TOKEN_BYTES * len(rows)))
         for row in rows:
             tokens, limit = await self._prompt(row)
-            keys.append(trie_key(tokens[:most]))
+            prompts.append(pack(tokens[:most]))
             limits.append(limit)
             await asyncio.sleep(0)  # others' requests go first
-        return await asyncio.to_thread(trie_order, keys, limits)
+        return await asyncio.to_thread(trie_order, prompts, limits)
 
     async def _prompt(self, row: RowPlace) -> tuple[list[int], int]:
         line = batch_line(await asyncio.to_thread(self._store.read_row, self._batch, row))
