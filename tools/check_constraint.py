@@ -9,11 +9,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..constrained.constraint import PropertyOrder, WhitespacePolicy
 from ..runtime.protocol.errors import RamiformError, RequestError
 
 grammar = typer.Typer(help="Constraints on outputs.", no_args_is_help=True)
 GrammarFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A schema, a grammar or a regex.")]
-_GRAMMAR_KINDS = {".json": "schema", ".lark": "lark", ".gbnf": "gbnf", ".ebnf": "gbnf", ".regex": "regex"}
+GrammarKind = Literal["schema", "lark", "gbnf", "regex"]
+_GRAMMAR_KINDS: dict[str, GrammarKind] = {
+    ".json": "schema",
+    ".lark": "lark",
+    ".gbnf": "gbnf",
+    ".ebnf": "gbnf",
+    ".regex": "regex",
+}
 
 
 @grammar.command("check")
@@ -24,18 +32,16 @@ def check_constraint(
         str | None, typer.Option(metavar="INSTANCE", help="A file, or - for standard input, that should be accepted.")
     ] = None,
     kind: Annotated[
-        Literal["schema", "lark", "gbnf", "regex"] | None,
+        GrammarKind | None,
         typer.Option(help="What FILE holds; default: by its ending .json, .lark, .gbnf, .ebnf or .regex."),
     ] = None,
     additional_properties: Annotated[
         Literal["schema", "closed"], typer.Option(help="Members that a schema does not mention; default: the server's.")
     ] = "closed",
     whitespace: Annotated[
-        Literal["compact", "bounded", "any"], typer.Option(help="Whitespace of JSON; default: the server's.")
+        WhitespacePolicy, typer.Option(help="Whitespace of JSON; default: the server's.")
     ] = "bounded",
-    order: Annotated[
-        Literal["any", "schema"], typer.Option(help="Order of an object's members; default: the server's.")
-    ] = "any",
+    order: Annotated[PropertyOrder, typer.Option(help="Order of an object's members; default: the server's.")] = "any",
     number_digits: Annotated[
         int,
         typer.Option(min=0, help="Digits of numbers before and after the point; 0: any; default: the server's."),
@@ -48,7 +54,7 @@ def check_constraint(
     """
     from ..constrained.explain.report import JsonOptions, explain
 
-    kind = kind or _GRAMMAR_KINDS.get(file.suffix)  # type: ignore[assignment]
+    kind = kind or _GRAMMAR_KINDS.get(file.suffix)
     if kind is None:
         raise RequestError(f"{file}: its ending does not tell what it holds; give --kind", param="kind")
     try:

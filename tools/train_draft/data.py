@@ -40,7 +40,7 @@ def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) 
             continue
         try:
             prompt, completion, group = _parts(json.loads(line), tokenizer, file.stem)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise RequestError(f"{file}: {json_fault(line, error, first_line=number)}", param="data") from None
         except (ValueError, TypeError) as error:
             raise RequestError(f"{file}, line {number}: {error}", param="data") from None
