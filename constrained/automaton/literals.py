@@ -110,18 +110,13 @@ def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
 
 @record()
 class LeadState:
-    """State before a text, after which `rest` follows."""
+    """State before a text, which is not empty, after which `rest` follows."""
 
     text: bytes
-    rest: ControlState | int
-
-    @classmethod
-    def before(cls, text: bytes, rest: ControlState | int) -> ControlState | int:
-        """Return the state before a text, which may be empty, and `rest`."""
-        return cls(text, rest) if text else rest
+    rest: ControlState
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        following = LeadState.before(self.text[1:], self.rest)
+        following = LeadState(self.text[1:], self.rest) if len(self.text) > 1 else self.rest
         return TransitionRow({self.text[0]: automaton.goto(following)})
 
 

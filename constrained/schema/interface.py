@@ -21,6 +21,7 @@ from .keywords import child
 # Keywords that a text is tested by, and those that bring the tests of several schemas together.
 _TESTS = ("multipleOf", "divisibleBy", "pattern", "format", "patternProperties", "propertyNames")
 _SEVERAL = ("allOf", "oneOf", "anyOf", "not", "if", "$ref")
+ONE_SPACE = 3  # as a number of spaces: one has to come
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 
 
@@ -34,7 +35,7 @@ class SchemaCompiler(ABC):
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         self.document = document
-        self.spaces = {"compact": 0, "bounded": 1, "any": 2, "spaced": 3}[options.whitespace or whitespace]
+        self.spaces = {"compact": 0, "bounded": 1, "any": 2, "spaced": ONE_SPACE}[options.whitespace or whitespace]
         self.closes_objects = options.additional_properties == "closed"
         self.integers_as_digits = options.integers == "digits"
         self.number_digits = options.number_digits

@@ -15,7 +15,7 @@ from ..errors import GrammarError
 from ..record import record
 from ..regex.dfa import START
 from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, atoms, bits_reader, conj, evaluate
-from .interface import SchemaCompiler, located
+from .interface import ONE_SPACE, SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
 from .number_parts import (
     NUMBER_END,
@@ -46,9 +46,9 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
 class ValueStart(Nested):
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
-    `spaces` is the number of spaces that may come first; 2 means any whitespace, 3 that one has to come. `unlike` are
-    canonical forms of objects and arrays that the value must not equal; other values that it must not equal are part of
-    its goal.
+    `spaces` is the number of spaces that may come first; 2 means any whitespace, ONE_SPACE that one has to come.
+    `unlike` are canonical forms of objects and arrays that the value must not equal; other values that it must not
+    equal are part of its goal.
     """
 
     compiler: SchemaCompiler
@@ -69,7 +69,7 @@ class ValueStart(Nested):
             return self._expand(automaton)
 
     def _expand(self, automaton: Automaton) -> TransitionRow:
-        if self.spaces == 3:
+        if self.spaces == ONE_SPACE:
             return TransitionRow({0x20: automaton.goto(replace(self, spaces=0))})
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}

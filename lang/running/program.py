@@ -302,9 +302,10 @@ class Program(Generic[P, R]):
             return self._answer_async(runner.run_async(channel, call))
         with Folded():
             state = runner.run_now(channel, call)
-            if self._result is signatures.NOTHING and not state._is_open:
-                state._handle  # noqa: B018  begins: its reader may come when the run has ended
-            return state if self._result is signatures.NOTHING else self._converted(state.ret_value)
+            if self._result is not signatures.NOTHING:
+                return self._converted(state.ret_value)
+            state._begin()  # its reader may come when the run has ended
+            return state
 
     async def _answer_async(self, run: Coroutine[Any, Any, ProgramState]) -> Any:
         with Folded():

@@ -246,8 +246,13 @@ class ProgramState(ReadableState):
             """Begin the state of a called program where its handle, log or reader is first used."""
             if name not in ("_handle", "_log", "_reader") or self.__dict__.get("_opening") is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self._opening.begin(self)
+            self._begin()
             return self.__dict__[name]
+
+    def _begin(self) -> None:
+        """Open the state in the runtime, unless it is. Raises RamiformError if the caller's run has ended."""
+        if self._opening is not None and not self._is_open:
+            self._opening.begin(self)
 
     # Appending
 

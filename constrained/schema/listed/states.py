@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ...automaton.literals import literal_states, without_text
 from ...budget import cached_property
-from ..interface import SchemaCompiler
+from ..interface import ONE_SPACE, SchemaCompiler
 from ..strings.string_parts import spellings
 from ..strings.string_states import QUOTE
 from ..value_states import SPACES, WORDS
@@ -77,7 +77,7 @@ class ListedStart:
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         choice, edges = self.choice, dict[int, int]()
-        if self.spaces == 3:
+        if self.spaces == ONE_SPACE:
             return TransitionRow({0x20: automaton.goto(ListedStart(choice))})
         for kind, word in WORDS.items():
             for _, code in choice.of_kind(kind):
@@ -242,7 +242,7 @@ class ListedState:
     def expand(self, automaton: Automaton) -> TransitionRow:
         context = self.values.context
         spaces, edges = context.style.spaces, dict[int, int]()
-        if self.spaces == 3:
+        if self.spaces == ONE_SPACE:
             return TransitionRow({0x20: automaton.goto(ListedState(self.values, self.seen, self.count, "comma"))})
         if self.phase != "comma" and (code := self.values.closing_code(self.count)) is not None:
             edges[_CLOSE[context.kind]] = automaton.pop(code)

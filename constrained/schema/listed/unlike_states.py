@@ -15,7 +15,7 @@ from typing import Any
 from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ..array_states import CLOSE_ARRAY, ArrayState, ItemGoal, repeats_item
 from ..formula import conj, neg
-from ..interface import SchemaCompiler
+from ..interface import ONE_SPACE, SchemaCompiler
 from ..objects.name_states import NameClass
 from ..objects.object_context import MemberGoal
 from ..objects.object_states import CLOSE_OBJECT, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
@@ -191,7 +191,7 @@ class UnlikeObject(Counting):
         context = state.search.context
         compiler, names = context.compiler, context.names
         edges: dict[int, int] = {}
-        if state.spaces == 3:
+        if state.spaces == ONE_SPACE:
             return TransitionRow({0x20: automaton.goto(UnlikeObject(state.after_comma(0), members))})
         result = state.closing_result() if state.phase != "comma" and frozenset() not in members else None
         if result is not None:

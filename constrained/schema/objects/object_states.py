@@ -15,6 +15,7 @@ from ...automaton.duplicate_names import used_names
 from ...record import record
 from ..alternatives.object_search import ObjectEndSearch
 from ..formula import Formula, Truths
+from ..interface import ONE_SPACE
 from ..strings.string_states import QUOTE, result_code
 from ..structure_parts import ObjectPart
 from ..value_states import SPACES, ValueStart, result_codes
@@ -59,7 +60,7 @@ class ObjectState(Counting):
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         context = self.search.context
-        if self.spaces == 3:
+        if self.spaces == ONE_SPACE:
             return TransitionRow({0x20: automaton.goto(self.after_comma(0))})
         edges: dict[int, int] = {}
         if self.phase != "comma" and (result := self.closing_result()) is not None:
