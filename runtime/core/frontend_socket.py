@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -113,9 +114,21 @@ class FrontendSocket:
                 answers.setdefault(owner, []).append(message)
         return [abort for owner, owned in answers.items() for abort in self._send(owner, owned)]
 
-    def fail(self, error: BaseException) -> None:
-        """Tell every frontend that the core is going down, and give the bytes time to leave."""
-        self._tell_all(CoreFailed(ErrorInfo.of(error)))
+    def fail(self, error: BaseException, *, num_frontends: int = 0, seconds: float = 0.0) -> None:
+        """Tell every frontend that the core is going down, and give the bytes time to leave.
+
+        Waits up to `seconds` until `num_frontends` have attached: those that come late are told too.
+        """
+        told, deadline = set[bytes](), time.monotonic() + seconds
+        while True:
+            for owner in self._attached - told:
+                self.reply(owner, CoreFailed(ErrorInfo.of(error)))
+            told |= self._attached
+            left = deadline - time.monotonic()
+            if len(told) >= num_frontends or left <= 0:
+                break
+            if self._socket.poll(int(1000 * left)):
+                list(self.receive(0))
         self._socket.close(linger=500)
         self._context.term()
 

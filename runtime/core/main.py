@@ -43,7 +43,7 @@ IDLE_COLLECTION_INTERVAL = 50
 BUSY_COLLECTION_INTERVAL = 5_000
 COLLECTION_DELAY_MS = 100  # time without a request before a full collection
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-FAILURE_LINGER_MS = 10_000  # time that a core that cannot start waits for a frontend to attach
+FAILURE_LINGER_SECONDS = 10.0  # time that a core that cannot start waits for the frontends to attach
 
 
 def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
@@ -135,9 +135,7 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, RamiformError):
             parent_watchdog.say(traceback.format_exc())
-        for _ in link.receive(FAILURE_LINGER_MS):
-            pass
-        link.fail(error)
+        link.fail(error, num_frontends=config.serve.frontends, seconds=FAILURE_LINGER_SECONDS)
         return 1
     try:
         with torch.inference_mode():  # once for all steps

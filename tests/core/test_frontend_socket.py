@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -128,6 +129,26 @@ def test_a_message_is_there_from_its_arrival_until_it_is_received(
     assert link.has_messages()
     assert [message for _, message in link.receive(0)] == [asks("x")]
     assert not link.has_messages()
+
+
+def test_a_frontend_that_attaches_late_hears_why_the_core_cannot_start(address: str) -> None:
+    never, writer = os.pipe()
+    failing = FrontendSocket(address, never)
+    early, late = Frontend(address), Frontend(address)
+    early.send(Attach())
+    ending = Thread(
+        target=failing.fail, args=(RequestError("no such model"),), kwargs={"num_frontends": 2, "seconds": 60.0}
+    )
+    ending.start()
+    assert early.receive().error.message == "no such model"  # without waiting for the other
+    assert ending.is_alive()
+    late.send(Attach())
+    assert late.receive().error.message == "no such model"
+    ending.join()
+    for frontend in (early, late):
+        frontend.socket.close()
+    os.close(never)
+    os.close(writer)
 
 
 def test_each_waiter_of_a_frontend_gets_its_own_part_of_a_message(link: FrontendSocket, address: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 import ramiform
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.tests.processes.processes import children
 
 from .scrape import scrape
@@ -164,6 +166,17 @@ def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, certificate: tup
         assert done.returncode == 1
         [line] = done.stderr.splitlines()
         assert "cert" in line
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("frontends", ["1", "2"])
+def test_why_the_core_refuses_a_model_is_told(tmp_path: Path, frontends: str) -> None:
+    model = shutil.copytree(SHIPPED_MODEL, tmp_path / "model")
+    os.truncate(model / "model.safetensors", 100_000)
+    command = [RAMIFORM, "serve", str(model), "--port", "0", "--frontends", frontends]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "model.safetensors: corrupt or truncated" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.exhaustive
