@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..constrained.constraint import PropertyOrder, WhitespacePolicy
 from ..runtime.protocol.errors import RamiformError, RequestError
+from ..runtime.protocol.sampling import JsonWhitespace, PropertyOrder
 
 grammar = typer.Typer(help="Constraints on outputs.", no_args_is_help=True)
 GrammarFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A schema, a grammar or a regex.")]
@@ -38,9 +38,7 @@ def check_constraint(
     additional_properties: Annotated[
         Literal["schema", "closed"], typer.Option(help="Members that a schema does not mention; default: the server's.")
     ] = "closed",
-    whitespace: Annotated[
-        WhitespacePolicy, typer.Option(help="Whitespace of JSON; default: the server's.")
-    ] = "bounded",
+    whitespace: Annotated[JsonWhitespace, typer.Option(help="Whitespace of JSON; default: the server's.")] = "bounded",
     order: Annotated[PropertyOrder, typer.Option(help="Order of an object's members; default: the server's.")] = "any",
     number_digits: Annotated[
         int,
