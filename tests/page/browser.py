@@ -142,15 +142,20 @@ class Page:
             for _ in range(MAX_MOVES):  # what was done before may still move it
                 if place is not None and place == before:
                     break
-                self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+                self.frames()
                 place, before = self.eval(middle), place
             assert place is not None, f"gone before it was clicked: {selector}"
             self.eval(hear)
             x, y = place
             for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
                 self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            self.frames()  # a click that is still on its way must not be one of two
             if self.eval("!window.awaited || !!awaited.heard"):  # or another document is there
                 return
+
+    def frames(self) -> None:
+        """Wait for two frames: what was sent to the page before is handled then."""
+        self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field, as by selecting all of it and typing."""
