@@ -1,4 +1,4 @@
-"""The functions that programs write: `gen`, `select`, chat roles, and the questions of `decide`."""
+"""The functions that generate: `gen`, `select`, and `separate_reasoning` around them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
-import msgspec
-
-from ...runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling import PARAMETERS, AdditionalProperties, JsonWhitespace
 from ..tools.declaration import AnyTool
 from ..tools.tool_set import OnError, tool_set
-from ..types.questions import TypedPick, choice_text, instructions_of, typed_choices, values_of_type
+from ..types.questions import typed_choices
 from ..types.result_types import reasoning_format
 from .attempts import OnInvalid, check_of
 from .captures import ConstraintExpr, choice_of
@@ -29,8 +25,6 @@ from .expr import (
     Expr,
     GenExpr,
     OnCut,
-    RoleBeginExpr,
-    RoleEndExpr,
     SelectExpr,
     StringOrMany,
     parts_of,
@@ -305,125 +299,6 @@ def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3"
     return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, GenExpr) else part for part in parts))
 
 
-def role(name: str, expr: Expr | str | None, *, tools: Iterable[AnyTool] | None = None) -> Concat:
-    """Return a whole chat message, of any role that the model's chat template has, such as "tool".
-
-    The first message of a chat may offer `tools`, which the chat template describes to the model.
-    """
-    refuse_marks("role", name)
-    return Concat(
-        (
-            RoleBeginExpr(texts_of(name), None if tools is None else tool_set(tools)),
-            *(() if expr is None else parts_of(expr)),
-            RoleEndExpr(name),
-        )
-    )
-
-
-def system(expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None) -> Concat:
-    """Return a whole system message. As the first message of a chat it may offer `tools`."""
-    return role("system", expr, tools=tools)
-
-
-def user(expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None) -> Concat:
-    """Return a whole user message. As the first message of a chat it may offer `tools`."""
-    return role("user", expr, tools=tools)
-
-
-def assistant(expr: Expr | str | None = None) -> Concat:
-    """Return a whole assistant message."""
-    return role("assistant", expr)
-
-
-def system_begin() -> RoleBeginExpr:
-    """Begin a system message."""
-    return RoleBeginExpr("system")
-
-
-def system_end() -> RoleEndExpr:
-    """End a system message."""
-    return RoleEndExpr("system")
-
-
-def user_begin() -> RoleBeginExpr:
-    """Begin a user message."""
-    return RoleBeginExpr("user")
-
-
-def user_end() -> RoleEndExpr:
-    """End a user message."""
-    return RoleEndExpr("user")
-
-
-def assistant_begin() -> RoleBeginExpr:
-    """Begin an assistant message."""
-    return RoleBeginExpr("assistant")
-
-
-def assistant_end() -> RoleEndExpr:
-    """End an assistant message."""
-    return RoleEndExpr("assistant")
-
-
-def predicate(instructions: str) -> Predicate:
-    """Return a yes-or-no question. Its answer has a `probability`."""
-    return Predicate(instructions=texts_of(instructions))
-
-
-def pick(instructions: str, choices: Any) -> Pick | TypedPick:
-    """Return a question for one of the choices: a sequence, a mapping that describes its keys, or a type.
-
-    The values of an Enum, a Literal or bool are choices. The answer has `choice`, `confidence` and `probabilities`.
-    """
-    described = _described("choices", choices)
-    options = tuple(Option(choice_text(value), text) for value, text in described)
-    question = Pick(instructions=texts_of(instructions), choices=options)
-    values = [value for value, _ in described]
-    if all(type(value) in (str, bool) for value in values):
-        return question
-    return TypedPick(question, {option.value: value for option, value in zip(options, values, strict=True)})
-
-
-def rate(instructions: str, levels: Any) -> Rate:
-    """Return a question for a level of a scale that counts from 0: a sequence, a mapping that describes its keys, or an
-    Enum or Literal.
-
-    Its answer has `score` (the expected level), `confidence` and `probabilities`.
-    """
-    return Rate(
-        instructions=texts_of(instructions),
-        levels=tuple(Level(str(choice_text(label)), text) for label, text in _described("levels", levels)),
-    )
-
-
-def questions_of(given: Mapping[str, Any]) -> tuple[tuple[Question, Mapping[str | bool, Any] | None], ...]:
-    """Return the named questions of `s.decide`, each with the values that its choices stand for, or None.
-
-    A string is a predicate, a type a pick of its values. Raises RequestError naming an invalid question.
-    """
-    asked: list[Question] = []
-    stand_for: list[Mapping[str | bool, Any] | None] = []
-    for name, question in given.items():
-        refuse_marks(name, msgspec.to_builtins(question) if isinstance(question, msgspec.Struct) else question)
-        question = predicate(question) if isinstance(question, str) else question
-        if values_of_type(question) is not None:
-            question = pick(instructions_of(question, name), question)
-        stand_for.append(question.values if isinstance(question, TypedPick) else None)
-        question = question.question if isinstance(question, TypedPick) else question
-        if not isinstance(question, Predicate | Pick | Rate):
-            raise RequestError(
-                f"{name} must be a string, predicate, pick or rate, or an Enum, Literal or bool, got {question!r}",
-                param=name,
-            )
-        try:
-            check([question])
-        except RequestError as error:
-            raise RequestError(f"{name}: {error}", param=name) from None
-        asked.append(type(question)(**{**msgspec.structs.asdict(question), "name": name}))
-    check(asked)
-    return tuple(zip(asked, stand_for, strict=True))
-
-
 def image(path: object) -> NoReturn:
     """Raise RequestError: SGLang's programs may hold images, and no model here reads them."""
     _refuse("image", path)
@@ -432,20 +307,6 @@ def image(path: object) -> NoReturn:
 def video(path: object, num_frames: object = None) -> NoReturn:
     """Raise RequestError: SGLang's programs may hold videos, and no model here reads them."""
     _refuse("video", path)
-
-
-def _described(param: str, given: Any) -> list[tuple[Any, str | None]]:
-    if (values := values_of_type(known(given))) is not None:
-        given = values
-    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
-        raise RequestError(
-            f"{param} must be a sequence, a mapping or an Enum, Literal or bool, got {given!r}", param=param
-        )
-    for value in given:
-        if not isinstance(value, str | bool | int | float | Enum | None):
-            raise RequestError(f"{param} must be strings, numbers or members of an Enum, got {value!r}", param=param)
-    pairs = given.items() if isinstance(given, Mapping) else [(value, None) for value in given]
-    return [(texts_of(value), texts_of(description)) for value, description in pairs]
 
 
 def _refuse(kind: str, path: object) -> NoReturn:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from ..expressions import primitives
+from ..expressions import decide, messages, primitives
 from ..states.state import ProgramState
 from .program import Program
 from .signatures import function_of, is_signature
@@ -113,7 +113,7 @@ def _summands(node: ast.expr) -> list[ast.expr]:
 
 
 def _makes_expression(node: ast.expr, func: Any) -> bool:
-    """Return True for a call of a global name, or of a module's, that stands for a function of `primitives`."""
+    """Return True for a call of a global name, or of a module's, that stands for a function of the language."""
     match node:
         case ast.Call(func=ast.Name(id=first) | ast.Attribute(value=ast.Name(id=first)) as callee):
             called, name = func.__globals__.get(first), first
@@ -123,4 +123,5 @@ def _makes_expression(node: ast.expr, func: Any) -> bool:
         called, name = getattr(called, callee.attr, None), callee.attr
     code = func.__code__
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    return first not in own and called is getattr(primitives, name, primitives)
+    modules = (primitives, messages, decide)
+    return first not in own and any(called is getattr(module, name, module) for module in modules)

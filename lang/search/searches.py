@@ -15,8 +15,8 @@ from typing import Any
 
 from ...runtime.protocol.decisions import Predicate, Rate
 from ...runtime.protocol.errors import RequestError
+from ..expressions.decide import predicate
 from ..expressions.expr import Expr, GenExpr, SelectExpr, parts_of
-from ..expressions.primitives import predicate
 from ..states.state import ForkGroup, ProgramState
 from .race import AsyncRace, Race, Step, blocking
 

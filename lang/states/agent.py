@@ -18,7 +18,8 @@ from ..backends.endpoints.native_tools import NO_CALL
 from ..expressions.callbacks import MAX_FUNCTIONS
 from ..expressions.expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, parts_of
 from ..expressions.lowering import Defaults
-from ..expressions.primitives import gen, role
+from ..expressions.messages import role
+from ..expressions.primitives import gen
 from ..operations.operation_log import OperationLog
 from ..operations.state_handle import StateHandle
 from ..tools.call_format import (

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError, did_you_mean
 from ..expressions.attempts import OnInvalid, with_derived_seed
-from ..expressions.callbacks import ask_when_answered, check_attempts
-from ..expressions.expr import Expr, RoleBeginExpr, RoleEndExpr, messages_of, parts_of
-from ..expressions.format_marks import refuse_marks
-from ..expressions.lowering import Defaults, checked_lora, lower
-from ..expressions.primitives import gen, questions_of, role
+from ..expressions.expr import Expr
+from ..expressions.lowering import Defaults
 from ..expressions.symbols import known
 from ..operations.operation_log import OperationLog, StateTie
 from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
 from ..tools.declaration import AnyTool
-from ..tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
-from .readable_state import ReadableState
-from .variables import (
-    AssignedVariable,
-    DecisionVariable,
-    GatheredVariable,
-    ScopeVariable,
-    Variable,
-    decision_of,
-    variable_of,
-)
+from ..tools.tool_set import OnError
+from .appendable_state import AppendableState
+from .variables import GatheredVariable, Variable
 
 if TYPE_CHECKING:
     from ..tools.call_format import CallFormat
@@ -211,7 +199,7 @@ class CalledPart(NamedTuple):
             log.touch()
 
 
-class ProgramState(ReadableState):
+class ProgramState(AppendableState):
     """A growing text with variables, held by the runtime as tokens.
 
     `s += x` appends a string or an expression, `s["v"]` reads a variable. A failed operation raises RamiformError,
@@ -228,16 +216,11 @@ class ProgramState(ReadableState):
         open_role: str | None = None,
     ) -> None:
         """Without a handle it is of a called program, and begins as `_opening` says where one is used."""
-        super().__init__()
-        self._defaults = defaults
-        self._stream = stream
-        self._open_role = open_role
+        super().__init__(defaults=defaults, stream=stream, open_role=open_role)
         self._inherited = {} if variables is None else dict(variables)
         self._opening: CalledPart | None = None
         if handle is not None:
             self._take(handle, {} if variables is None else variables)
-        self._concatenated: list[StateHandle] = []  # joined states, held until they are appended
-        self._ended_role: str | None = None  # role of the chat message that has ended just now
         self._num_called = count()  # programs that its function has called, and fresh states
 
     if not TYPE_CHECKING:
@@ -254,44 +237,7 @@ class ProgramState(ReadableState):
         if self._opening is not None and not self._is_open:
             self._opening.begin(self)
 
-    # Appending
-
-    def __iadd__(self, other: Expr | str | Sequence[Mapping[str, Any]]) -> ProgramState:
-        parts = messages_of(other) if isinstance(other, list | tuple) else parts_of(other)  # type: ignore[arg-type]
-        self._append(parts)
-        return self
-
-    def system(
-        self, expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None
-    ) -> AbstractContextManager[None]:
-        """Append a system message: `s.system(x)`, or `with s.system(): ...` for one in parts.
-
-        As the first message of a chat it may offer `tools`.
-        """
-        return self._message("system", expr, tools)
-
-    def user(
-        self, expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None
-    ) -> AbstractContextManager[None]:
-        """Append a user message, as `system` does."""
-        return self._message("user", expr, tools)
-
-    def assistant(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
-        """Append an assistant message, as `system` does."""
-        return self._message("assistant", expr)
-
-    @contextmanager
-    def var_scope(self, name: str) -> Iterator[None]:
-        """Make the text appended inside the block the variable `name`."""
-        first = len(self._log.operations)
-        yield
-        self._reader.define(name, ScopeVariable(self._handle, first, len(self._log.operations)))
-
-    def tool(
-        self, name: str | None = None, tools: Sequence[AnyTool] = (), *, errors: OnError = "text", **options: Any
-    ) -> None:
-        """Append `gen(name, tools=tools)`: the model calls one of the functions; its result is the variable."""
-        self._append(parts_of(gen(name, tools=tools, tool_errors=errors, **options)))
+    # Agents
 
     def agent(
         self,
@@ -329,29 +275,11 @@ class ProgramState(ReadableState):
         the result's `value`; it is checked by `check`, and asked for again `retries` times (default 2) with what was
         wrong. Raises RequestError for invalid options, and for an answer that stays invalid.
         """
+        given = tuple(locals().values())[1:]  # all arguments, which are the fields of AgentOptions in this order
         from .agent import run_agent
         from .agent_options import AgentOptions
 
-        options = AgentOptions(
-            tools,
-            prompt,
-            max_steps,
-            until,
-            tool_errors,
-            call_format,
-            result_role,
-            constrained,
-            tool_choice,
-            call_retries,
-            max_repeats,
-            reasoning,
-            schema,
-            check,
-            retries,
-            on_invalid,
-            sampling,
-        )
-        return run_agent(self, options)
+        return run_agent(self, AgentOptions(*given))
 
     async def agent_async(
         self,
@@ -375,52 +303,11 @@ class ProgramState(ReadableState):
         **sampling: Any,
     ) -> AgentResult:
         """Do as `agent` does, in an event loop. `until` may be async."""
+        given = tuple(locals().values())[1:]
         from .agent import run_agent_async
         from .agent_options import AgentOptions
 
-        options = AgentOptions(
-            tools,
-            prompt,
-            max_steps,
-            until,
-            tool_errors,
-            call_format,
-            result_role,
-            constrained,
-            tool_choice,
-            call_retries,
-            max_repeats,
-            reasoning,
-            schema,
-            check,
-            retries,
-            on_invalid,
-            sampling,
-        )
-        return await run_agent_async(self, options)
-
-    def decide(self, **questions: Any) -> None:
-        """Ask questions about the state's text and append nothing.
-
-        `s.decide(urgent="Is it urgent?", team=pick(...), anger=rate(...))` makes each name a variable, whose value is
-        the answer with its probabilities. A type stands for a pick of its values: `team=Team` with an Enum, a Literal
-        or bool, whose question is in `Annotated[Team, "Which team?"]` or its docstring. Answers depend neither on each
-        other nor on their order. The run's `lora` answers them. Raises RequestError naming an invalid question.
-        """
-        asked = questions_of(questions)
-        with self._log.changed:
-            operation = self._handle.append(
-                [session.Decide(tuple(question for question, _ in asked), checked_lora(self._defaults.get("lora")))],
-                {0: ", ".join(questions)},
-            )
-            for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True)):
-                self._reader.define(name, DecisionVariable(self._handle, operation, index, values))
-            self._log.values[operation] = tuple(
-                (name, partial(decision_of, index=index, values=values))
-                for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True))
-            )
-        if self._handle.execution.hooks:
-            self._handle.execution.observe(self._handle.segments(), operation)
+        return await run_agent_async(self, AgentOptions(*given))
 
     # Branching
 
@@ -499,14 +386,6 @@ class ProgramState(ReadableState):
             self._open_role, self._ended_role = mark.open_role, None
             self._reader.restore(mark.variables)
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.set_var(name, value)
-
-    def set_var(self, name: str, value: Any) -> None:
-        """Set a variable to a value of the program's own. Raises RequestError for a string with an expression in it."""
-        refuse_marks(name, value, depth=0)
-        self._reader.define(name, AssignedVariable(value))
-
     # Used by the other modules of the language
 
     def _open_part(
@@ -546,54 +425,3 @@ class ProgramState(ReadableState):
     def _opened_caller(self) -> ProgramState:
         """Return the innermost state around the running code that has begun."""
         return self if self._opening is None or self._is_open else self._opening.caller
-
-    def _concatenate(self, children: Sequence[ProgramState]) -> None:
-        handles = [child._handle for child in children]
-        self._concatenated += handles
-        self._ended_role = None  # what comes next stands after the branches' text
-        self._handle.concatenate(handles)
-
-    def _append(self, parts: Sequence[Expr]) -> None:
-        if not parts:
-            return
-        with self._log.changed:
-            lowered = lower(parts, self._defaults, self._stream, self._open_role, self._ended_role)
-            self._ended_role = lowered.ended_role
-            names: dict[int, str] = {}
-            for one in lowered.bindings:
-                beside = f"{names[one.index]}, " if one.captured and one.index in names else ""
-                names[one.index] = beside + one.name
-            first = self._handle.append(lowered.operations, names)
-            self._open_role = lowered.open_role
-            for index, attempts in lowered.checks:
-                *older, (own, _) = self._handle.segments()
-                attempts.before = [*older, (own, first + index)]
-                execution = self._handle.execution
-                check_attempts(execution, self._handle.number, self._log, first + index, attempts)
-            for binding in lowered.bindings:
-                self._reader.define(binding.name, variable_of(binding, self._handle, first, program_location()))
-                operation, reading = first + binding.answered_by, (binding.name, binding.value_of)
-                self._log.values[operation] = (*self._log.values.get(operation, ()), reading)
-            for index, callback in lowered.callbacks:
-                if isinstance(callback, ToolCallback):
-                    self._log.labels[first + index + 1] = callback.outcome.label
-                    self._log.outcomes[first + index + 1] = callback.outcome
-        if self._handle.execution.hooks:
-            self._handle.execution.observe(self._handle.segments(), first)
-        for index, callback in lowered.callbacks:
-            handle = self._handle
-            ask_when_answered(handle.execution, handle.number, self._log, first + index, callback)
-
-    def _message(
-        self, name: str, expr: Expr | str | None, tools: Iterable[AnyTool] | None = None
-    ) -> AbstractContextManager[None]:
-        if expr is None:
-            return self._open_message(name, None if tools is None else tool_set(tools))
-        self._append(role(name, expr, tools=tools).parts)
-        return nullcontext()
-
-    @contextmanager
-    def _open_message(self, name: str, tools: ToolSet | None) -> Iterator[None]:
-        self._append([RoleBeginExpr(name, tools)])
-        yield
-        self._append([RoleEndExpr(name)])

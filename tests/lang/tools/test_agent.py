@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 import ramiform
 from ramiform import AgentResult, CallFormat, ProgramState, RequestError, Scripted, assistant, gen, system, tool, user
 from ramiform.lang.backends.endpoints.native_tools import NO_CALL
+from ramiform.lang.states.agent_options import AgentOptions
 from ramiform.lang.tools.call_format import InvalidCall, call_format, read_calls, structural_tag
 from ramiform.lang.tools.tool_set import PreparedCall, ToolSet
 from ramiform.runtime.core.grammar_cache import GrammarCache
@@ -702,3 +705,13 @@ def test_offered_tools_travel_with_the_first_message(endpoint: Any, frontend: An
     ramiform.function(lambda s: s.agent([add], "Go.", constrained=False)).run(max_tokens=9)
     free = frontend.operations(session.Gen)[-1]
     assert (free.sampling.constraint, free.sampling.max_new_tokens) == (None, 9)
+
+
+def test_options_reach_the_agent_by_their_places() -> None:
+    """`agent` and `agent_async` hand all that they are given to AgentOptions, in its order."""
+    renamed = {"tools": "given_tools", "tool_errors": "on_error", "call_format": "given_format"}
+    renamed["reasoning"] = "given_reasoning"
+    taken = [one.name for one in dataclasses.fields(AgentOptions)]
+    for method in (ProgramState.agent, ProgramState.agent_async):
+        _, *given = inspect.signature(method).parameters
+        assert [renamed.get(name, name) for name in given] == taken[: len(given)]
