@@ -182,23 +182,29 @@ class _LookaroundDeterminiser:
         return frozenset(kept)
 
     def _minimal(self, threads: set[Thread]) -> Threads:
-        """Drop threads in useless states, and threads with more obligations than another thread in their state."""
+        """Drop threads in useless states, and threads from which another with no more obligations leads further.
+
+        That is one in their state, or in a lower one of its chain.
+        """
         nfa = self._nfa
         self._budget.check(self._num_states, len(threads) * INTERPRETED)
-        by_state: dict[int, list[frozenset[Obligation]]] = {}
-        for state, obligations in threads:
-            if state in nfa.useful:
-                by_state.setdefault(state, []).append(obligations)
-        # Each thread's obligations are compared with those of all others in its state.
-        self._budget.check(self._num_states, sum(len(group) ** 2 for group in by_state.values()) * INTERPRETED // 5)
+        groups: dict[int, list[tuple[int, Thread]]] = {}
+        for thread in threads:
+            if thread.state in nfa.useful:
+                chain, rank = nfa.chains.get(thread.state, (-1 - thread.state, 0))
+                groups.setdefault(chain, []).append((rank, thread))
+        # Each thread's obligations are compared with those of all others of its group.
+        self._budget.check(self._num_states, sum(len(group) ** 2 for group in groups.values()) * INTERPRETED // 5)
         for state in nfa.absorbing:
-            if _NONE in by_state.get(state, ()):
+            if Thread(state, _NONE) in threads:
                 return frozenset([Thread(state, _NONE), Thread(nfa.pattern.accept, _NONE)])
         return frozenset(
-            Thread(state, obligations)
-            for state, group in by_state.items()
-            for obligations in group
-            if not any(other < obligations for other in group)
+            thread
+            for group in groups.values()
+            for rank, thread in group
+            if not any(
+                lower <= rank and other.obligations <= thread.obligations and other != thread for lower, other in group
+            )
         )
 
     def _ends(self, threads: Threads, accept: int, position: _Position) -> bool:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from ..budget import INTERPRETED, CompileBudget, cached_property
 from .alphabet import Alphabet, alphabet_of, alphabet_steps
 from .charset import ALL, CharSet
-from .syntax.expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart
+from .syntax.expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart, least_length
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class CharNfa:
     pattern: Fragment = field(default_factory=lambda: Fragment(0, 0, False))
     lookarounds: list[Fragment] = field(default_factory=list)
     absorbing: set[int] = field(default_factory=set)  # states of the pattern from which every text is accepted
+    # Chain and rank of states in the copies of a repeated part: of a chain, the state of the lowest rank accepts all
+    # that the others do.
+    chains: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def useful(self) -> frozenset[int]:
@@ -95,6 +99,7 @@ class _NfaBuilder:
         self._classes = classes
         self._budget = budget
         self.last_loop = 0
+        self._num_chains = 0
 
     def state(self) -> int:
         """Add a state without edges; return its number."""
@@ -162,18 +167,14 @@ class _NfaBuilder:
         return target
 
     def _repeat(self, repeat: Repeat, entry: int) -> int:
+        if repeat.most is None:
+            return self._endless(repeat, entry)
         for _ in range(repeat.least):
             entry = self.add(repeat.part, entry)
         exit = self.state()
-        if repeat.most is None:
-            loop = self.last_loop = self._after(entry)
-            if repeat.lazy:
-                self._add_epsilon(loop, exit)
-            self._add_epsilon(self.add(repeat.part, self._after(loop) if repeat.lazy else loop), loop)
-            if not repeat.lazy:
-                self._add_epsilon(loop, exit)
-            return exit
+        begins, ends = [], [entry]
         for _ in range(repeat.most - repeat.least):
+            begins.append(len(self.nfa.epsilon))
             if repeat.lazy:
                 self._add_epsilon(entry, exit)
                 entry = self.add(repeat.part, self._after(entry))
@@ -181,5 +182,39 @@ class _NfaBuilder:
                 following = self.add(repeat.part, entry)
                 self._add_epsilon(entry, exit)
                 entry = following
+            ends.append(entry)
         self._add_epsilon(entry, exit)
+        self._chain(begins, ends)
         return exit
+
+    def _endless(self, repeat: Repeat, entry: int) -> int:
+        is_own_copy = repeat.least > 0 and not isinstance(repeat.part, Chars) and least_length(repeat.part) > 0
+        for _ in range(repeat.least - is_own_copy):
+            entry = self.add(repeat.part, entry)
+        exit = self.state()
+        loop = self.last_loop = self._after(entry)
+        if is_own_copy:  # the last repetition that has to be is the loop itself, so that it has no states of its own
+            self.nfa.epsilon[self.add(repeat.part, loop)] += [exit, loop] if repeat.lazy else [loop, exit]
+            return exit
+        if repeat.lazy:
+            self._add_epsilon(loop, exit)
+        self._add_epsilon(self.add(repeat.part, self._after(loop) if repeat.lazy else loop), loop)
+        if not repeat.lazy:
+            self._add_epsilon(loop, exit)
+        return exit
+
+    def _chain(self, begins: list[int], ends: list[int]) -> None:
+        """Chain the states of optional copies by their places: from an earlier copy, more may follow.
+
+        Copy i has the states from begins[i] on, and leads from ends[i] to ends[i + 1]. Inner repeats come first.
+        """
+        sizes = {last - first for first, last in pairwise([*begins, len(self.nfa.epsilon)])}
+        if len(begins) < 2 or len(sizes) > 1:
+            return
+        for place in range(*sizes):
+            states = [first + place for first in begins]
+            if states[-1] == ends[-1]:
+                states.insert(0, ends[0])
+            for rank, state in enumerate(states):
+                self.nfa.chains.setdefault(state, (self._num_chains, rank))
+            self._num_chains += 1

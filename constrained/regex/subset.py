@@ -1,8 +1,8 @@
 """Subset construction: an expression to a deterministic automaton over classes of characters.
 
 A state is a set of states of the nondeterministic automaton, and a flag: the text may end there. A state from which
-every text is accepted absorbs all others of its set. Patterns with look-around are determinised by `word_boundaries`
-or `lookaround` instead.
+every text is accepted absorbs all others of its set, and the lowest state of a chain those above it. Patterns with
+look-around are determinised by `word_boundaries` or `lookaround` instead.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
     edges = (epsilon_begins, epsilon, guard_begins, guards)
     absorbing = max(nfa.absorbing, default=-1)
     stamps, todo, found = (np.zeros(num_states + 1, np.int32) for _ in range(3))
+    chained = [nfa.chains.get(state, (-1, 0)) for state in range(num_states)]
+    chains, ranks = np.array(chained, np.int32).T.copy()
+    lowest = np.empty(1 + int(chains.max()), np.int32)  # by chain
     sets = _SubsetArrays(nfa)
     kernel.begin(
         nfa.pattern.entry, *edges, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins, sets.members,
@@ -110,7 +113,7 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
         answer = kernel.extend(
             *edges, move_begins, classes, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins,
             sets.members, sets.ends, sets.slots, sets.closure_of, sets.closure_begins, sets.closed, sets.closed_ends,
-            sets.table, stamps, todo, found,
+            sets.table, stamps, todo, found, chains, ranks, lowest,
         )  # fmt: skip
         number = int(sets.counts[kernel.SETS])
         budget.check(number, int(sets.counts[kernel.WORK]))

@@ -214,10 +214,29 @@ def begin(
         slots[_find_slot(members, size, ends[1], begins, members, ends, slots)] = 1
 
 
+@compiled("(int32[::1], int64, int32[::1], int32[::1], int32[::1])")
+def _drop_subsumed(found: Ints, size: int, chains: Ints, ranks: Ints, lowest: Ints) -> int:
+    """Keep the first state of each chain, in their order; return how many states are left."""
+    for at in range(size):
+        if chains[found[at]] >= 0:
+            lowest[chains[found[at]]] = ranks[found[at]]
+    for at in range(size):
+        chain = chains[found[at]]
+        if chain >= 0 and ranks[found[at]] < lowest[chain]:
+            lowest[chain] = ranks[found[at]]
+    kept = 0
+    for at in range(size):
+        chain = chains[found[at]]
+        if chain < 0 or ranks[found[at]] == lowest[chain]:
+            found[kept] = found[at]
+            kept += 1
+    return kept
+
+
 @compiled(
     "(int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64,"
     " int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1], int64[::1], int32[::1],"
-    " boolean[::1], int32[:,::1], int32[::1], int32[::1], int32[::1])"
+    " boolean[::1], int32[:,::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1])"
 )
 def extend(
     epsilon_begins: Ints,
@@ -242,6 +261,9 @@ def extend(
     stamps: Ints,
     todo: Ints,
     found: Ints,
+    chains: Ints,
+    ranks: Ints,
+    lowest: Ints,
 ) -> int:
     """Compute rows from the next one on; return ROWS_DONE, PAUSED, or the array that must grow first.
 
@@ -310,7 +332,9 @@ def extend(
             if absorbing >= 0 and stamps[1 + absorbing] == stamps[0]:
                 found[0] = absorbing
                 size = 1
-            elif high - low > 1:
+            elif len(lowest) > 0:
+                size = _drop_subsumed(found, size, chains, ranks, lowest)
+            if high - low > 1:
                 found[:size].sort()
             number = enter(found, size, does_end, counts, begins, members, ends, slots)
             if number < 0:

@@ -12,6 +12,7 @@ from ..automaton.exploration import expand_some
 from ..budget import INTERPRETED, count
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
+from ..regex.syntax.length_limits import length_limits
 from .alternatives.limits import LimitCheck, may_be_too_complex, same_value
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .formula import conj
@@ -127,7 +128,7 @@ def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart)
 def pattern_pointer(patterns: frozenset[str], document: Document) -> str:
     """Return the pointer of the first of the patterns in the document, or of the root without any."""
     for location in document.having(_PATTERN):
-        if location.schema["pattern"] in patterns:
+        if length_limits(location.schema["pattern"]).pattern in patterns:
             return child(location.pointer, "pattern")
     return ""
 
@@ -147,7 +148,7 @@ def check_location(location: Location, document: Document) -> None:
         if keyword in schema:
             document.resolve(schema[keyword], location, keyword)
     if "pattern" in schema:
-        _check_pattern(schema["pattern"], child(pointer, "pattern"))
+        _check_pattern(length_limits(schema["pattern"]).pattern, child(pointer, "pattern"))
     if "format" in schema:
         prepare_format(schema["format"])
     for pattern in schema.get("patternProperties", ()):

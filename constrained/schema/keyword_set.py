@@ -9,6 +9,7 @@ from typing import Any
 from ..budget import work_at
 from ..errors import GrammarError
 from ..regex.charset import has_surrogates
+from ..regex.syntax.length_limits import length_limits
 from .document import Location
 from .formula import Formula, disj
 from .interface import SchemaCompiler
@@ -69,11 +70,13 @@ class KeywordSet:
 
     def _string_part(self) -> Formula:
         schema = self.location.schema
-        most = schema.get("maxLength")
+        least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+        mosts = [] if most is None else [int(most)]
+        patterns = [length_limits(schema["pattern"])] if "pattern" in schema else []
         part = StringPart(
-            int(schema.get("minLength", 0)),
-            None if most is None else int(most),
-            frozenset([schema["pattern"]] if "pattern" in schema else []),
+            max([least, *(limits.least for limits in patterns)]),
+            min([*mosts, *(limits.most for limits in patterns if limits.most is not None)], default=None),
+            frozenset(limits.pattern for limits in patterns),
             frozenset([schema["format"]] if "format" in schema else []),
         )
         return self.compiler.join_parts([part], "string")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from ..regex.syntax.length_limits import length_limits
 from .document import Document, Location
 from .keywords import (
     ANNOTATIONS,
@@ -126,7 +127,7 @@ def _has_values_of(kind: str, document: Document, location: Location, depth: int
 def _has_strings(schema: dict[str, Any]) -> bool:
     if "pattern" in schema:
         others = STRING_KEYWORDS & schema.keys() != {"pattern"}
-        return not others and has_texts(schema["pattern"])
+        return not others and length_limits(schema["pattern"]).most is None and has_texts(schema["pattern"])
     limited = "maxLength" in schema
     if "format" in schema:
         return not limited and "minLength" not in schema

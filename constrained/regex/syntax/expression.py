@@ -86,6 +86,22 @@ def has_look(expression: Expression) -> bool:
     return any(isinstance(part, Look) for part in todo)
 
 
+def least_length(expression: Expression) -> int:
+    """Return a number of characters that every match has at least."""
+    match expression:
+        case Chars():
+            return 1
+        case Bytes(data=data):
+            return len(data)
+        case Seq(parts=parts):
+            return sum(map(least_length, parts))
+        case Alt(parts=parts):
+            return min(map(least_length, parts), default=0)
+        case Repeat(part=part, least=least):
+            return least * least_length(part)
+    return 0
+
+
 def literal(text: str) -> Expression:
     """Return the expression that matches exactly `text`."""
     return sequence(*(Chars(((ord(character), ord(character)),)) for character in text))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ...automaton.automaton import Automaton
 from ...errors import GrammarError
 from ...regex.counted_chars import MAX_PRODUCT_STATES
+from ...regex.syntax.length_limits import length_limits
 from ..array_states import MAX_ITEM_GOALS, is_plain_array
 from ..document import Document, Location
 from ..formula import Formula, ResultCodes, atoms
@@ -91,7 +92,10 @@ def may_be_too_complex(document: Document) -> bool:
 
 def _own_tests(schema: dict[str, Any]) -> list[_Test]:
     """Return the tests of the value itself."""
-    return [(keyword, schema[keyword]) for keyword in _AUTOMATA if keyword in schema]
+    found = {keyword: schema[keyword] for keyword in _AUTOMATA if keyword in schema}
+    if "pattern" in found:
+        found["pattern"] = length_limits(found["pattern"]).pattern
+    return [*found.items()]
 
 
 def _name_tests(schema: dict[str, Any]) -> list[_Test]:
