@@ -22,14 +22,14 @@ from .arguments import (
 from .dispatch import KernelsName, for_device, quantised_products
 from .kv_cache import KvCache
 from .ops import Attention, LatentArgs, Ops
-from .reference import entropy_filters
+from .reference import rare_filters
 from .reference.attention import paged_attention, store_kv
 from .reference.attention_layout import AttentionLayout, attention_layout
-from .reference.entropy_filters import FILTER_DTYPES, FilterTensors
 from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import PACKED_INT4, QUANTISED_MAX
+from .reference.rare_filters import FILTER_DTYPES, FilterTensors
 from .reference.sampling import SAMPLING_DTYPES, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
 from .reference.scaled_codes import KeyBasis, stored_size
 from .reference.streaming import StreamingAttention, StreamingSizes
@@ -73,13 +73,13 @@ __all__ = [
     "combine_experts",
     "compact_kv",
     "draw_tokens",
-    "entropy_filters",
     "expert_ranges",
     "for_device",
     "group_by_expert",
     "grouped_matmul",
     "paged_attention",
     "quantised_products",
+    "rare_filters",
     "rms_norm",
     "sampling_weights",
     "silu_and_mul",

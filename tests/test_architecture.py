@@ -31,13 +31,15 @@ ROOT = Path(ramiform.__file__).parent
 PARTS = ("lang", "runtime", "radix", "constrained", "kernels", "tools")
 TASKS = (
     "a sampling parameter",
+    "a sampling filter that few requests use",
     "a Llama-like model family, also with partial rotary",
     "an eviction strategy",
     "a chat field that reaches the core",
     "a chat field of all dialects that acts in the frontend",
     "another page size",
     "a GGUF type",
-    "a draft source",
+    "a draft source with a model of its own",
+    "a draft source from texts",
     "a metric",
     "a rule for stop strings",
     "a command-line flag",
@@ -75,11 +77,18 @@ class Recipe:
 
 
 def recipes() -> list[Recipe]:
-    section = (ROOT / "docs/architecture.md").read_text("utf-8").split("\n## To add something\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/architecture.md").read_text("utf-8").split("\n## To add something\n")[1].split("\n##")[0]
     return [Recipe.of(line) for line in section.splitlines() if line.startswith("| ")][1:]
 
 
 RECIPES = {recipe.task: recipe for recipe in recipes()}
+
+
+def done_once() -> list[tuple[str, str, int]]:
+    """Return the rows of "Ten of these": the task, the first file, and the number of files that were touched."""
+    section = (ROOT / "docs/architecture.md").read_text("utf-8").split("\n### Ten of these")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    return [(task, first.strip("`"), int(files)) for task, _, first, files, _ in rows[1:]]
 
 
 @cache
@@ -152,6 +161,13 @@ def test_the_example_of_a_recipe_stands_in_each_of_its_files_and_in_no_others(re
     named = (*recipe.files, *recipe.perhaps)
     assert {file for file in held if not any(file == path or file.startswith(path) for path in named)} == set()
     assert [path for path in recipe.files if path not in held] == []
+
+
+@pytest.mark.parametrize(("task", "first", "files"), done_once())
+def test_what_was_done_once_took_the_files_of_its_recipe(task: str, first: str, files: int) -> None:
+    recipe = RECIPES[task]
+    assert first in (*recipe.files, *recipe.perhaps)
+    assert len(recipe.files) <= files <= len(recipe.files) + len(recipe.perhaps)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from ...kernels import (
     PenaltyTensors,
     SamplingTensors,
     apply_penalties,
-    entropy_filters,
+    rare_filters,
     to_device,
 )
 from ..scheduler.plan import Penalties, Sample
@@ -42,7 +42,7 @@ def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: 
 def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
     if all(s.temperature == 0 for s in samples):
         return ops.likeliest_tokens(logits_RV)
-    rows = [row for row, s in enumerate(samples) if s.temperature > 0 and entropy_filters.act_on(s)]
+    rows = [row for row, s in enumerate(samples) if s.temperature > 0 and rare_filters.act_on(s)]
     if not rows:
         return ops.sample_tokens(logits_RV, _sampling_tensors(logits_RV, samples))
     filtered, others = [samples[row] for row in rows], list(samples)
@@ -51,7 +51,7 @@ def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch
     tokens_R = ops.sample_tokens(logits_RV, _sampling_tensors(logits_RV, others))
     rows_n, *columns = to_device([np.array(rows), *_columns(filtered, FILTER_DTYPES)], logits_RV.device)
     logits_nV = logits_RV[rows_n]
-    drawn_n = entropy_filters.sample_tokens(logits_nV, _sampling_tensors(logits_nV, filtered), FilterTensors(*columns))
+    drawn_n = rare_filters.sample_tokens(logits_nV, _sampling_tensors(logits_nV, filtered), FilterTensors(*columns))
     drawn_n = torch.where(tokens_R[rows_n] == NOT_FINITE, NOT_FINITE, drawn_n)
     return tokens_R.index_copy(0, rows_n, drawn_n)
 

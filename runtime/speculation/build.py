@@ -1,4 +1,7 @@
-"""Chooses and builds the draft source of a model, and refuses one that cannot draft for it."""
+"""Chooses and builds the draft source of a model, and refuses one that cannot draft for it.
+
+Drafts from texts alone are made in `scheduler/drafts/`.
+"""
 
 from __future__ import annotations
 

@@ -47,6 +47,9 @@ class BlockFormat:
     has_base: bool = False
     joined: bool = False  # small scales and bases of four bits share a byte
 
+    def __post_init__(self) -> None:
+        assert self.bits < 8 or self.offset == 128  # codes of eight bits are multiplied as signed bytes
+
     @property
     def bits(self) -> int:
         """Bits of a code."""

@@ -1,4 +1,8 @@
-"""Body of `/v1/chat/completions`."""
+"""Body of `/v1/chat/completions`.
+
+Fields of all dialects are declared in `chat/input.py` (`ChatOptions`), what travels whole to the core in
+`protocol/core.py` (`RequestOptions`), sampling fields in `protocol/sampling.py`.
+"""
 
 from __future__ import annotations
 
