@@ -130,6 +130,10 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
         if keys is not None and not keys.strip(", "):
             # For example an unset shell variable: serving everybody is certainly not intended.
             raise RequestError(f"{name} is empty, so no key would be required: leave it out, or set it", param=name)
+    if checked.ssl_certfile is not None or checked.ssl_keyfile is not None:
+        from ..frontend.http.transport.listener import check_certificate  # with `ssl`, which most scripts do not need
+
+        check_certificate(checked.ssl_certfile, checked.ssl_keyfile)
     check_nodes(core)
     if core.lora and checked.engine != "http":
         raise RequestError("workers of Dynamo have no LoRA adapters: leave out lora", param="lora")

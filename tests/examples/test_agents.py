@@ -129,6 +129,14 @@ def test_mcp_tool_answers_with_the_tools_of_a_server(runtime: ramiform.Runtime) 
     ]
 
 
+@pytest.mark.slow
+def test_a_batch_without_a_file_says_how_it_is_called() -> None:
+    file = ROOT / "examples/agents/checkpointed_batch.py"
+    done = subprocess.run([sys.executable, "-P", file], capture_output=True, text=True, timeout=300)
+    assert done.stderr.startswith("usage: checkpointed_batch.py FILE: the answers are kept in FILE")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
 @pytest.mark.exhaustive
 def test_a_batch_that_is_killed_goes_on_from_its_checkpoint(runtime: ramiform.Runtime, tmp_path: Path) -> None:
     kept = tmp_path / "batch.jsonl"

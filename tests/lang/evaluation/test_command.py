@@ -67,3 +67,20 @@ def test_a_script_without_a_metric_is_refused(backend: ramiform.Runtime, script:
     done = run(backend, script)
     assert done.returncode == 1
     assert "defines no 'metric'; an evaluation needs program, dataset, metric" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://127.0.0.1:9", "http://127.0.0.1:9/get_server_info: nothing listens there"),
+        ("ipc:///nowhere/socket", "no runtime listens at ipc:///nowhere/socket"),
+    ],
+)
+def test_an_address_where_nothing_listens_is_one_line_and_no_failed_examples(
+    script: Path, address: str, message: str
+) -> None:
+    done = subprocess.run(
+        [RAMIFORM, "eval", "--address", address, str(script)], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"ramiform: {message}\n")

@@ -1,13 +1,14 @@
-"""Bind the socket for HTTP, a TCP port or a Unix socket, which all frontends share."""
+"""Bind the socket for HTTP, a TCP port or a Unix socket, which all frontends share; check the files of its TLS."""
 
 from __future__ import annotations
 
 import os
 import socket
+import ssl
 import stat
 
 from ....protocol.config import ServeConfig
-from ....protocol.errors import RamiformError
+from ....protocol.errors import RamiformError, RequestError
 
 BACKLOG = 2048  # connections that the kernel queues until they are accepted
 
@@ -33,6 +34,38 @@ def listen(config: ServeConfig) -> socket.socket | None:
         bound.close()
         raise RamiformError(f"cannot serve HTTP at {host}:{config.port}: {error.strerror or error}") from None
     return bound
+
+
+def check_certificate(certificate: str | None, key: str | None) -> None:
+    """Raise RequestError for TLS files that cannot be read or used, or whose key is not the certificate's.
+
+    Called before a process starts: else the model would be loaded first.
+    """
+    if certificate is None:
+        raise RequestError("ssl_keyfile without ssl_certfile", param="ssl_certfile")
+    for param, file in (("ssl_certfile", certificate), ("ssl_keyfile", key)):
+        try:
+            if file is not None:
+                open(file, "rb").close()
+        except OSError as error:
+            raise RequestError(f"cannot read {param} {file}: {error.strerror}", param=param) from None
+
+    def refuse_password() -> str:
+        raise RequestError(
+            f"the key in {key or certificate} has a password, which no frontend can ask for; "
+            f"write it without: openssl pkey -in {key or certificate} -out FILE",
+            param="ssl_certfile" if key is None else "ssl_keyfile",
+        )
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
+    except ssl.SSLError as error:
+        files = certificate if key is None else f"{certificate} with the key {key}"
+        raise RequestError(
+            f"cannot use the TLS certificate {files}: {error.reason or error}; "
+            "ssl_certfile and ssl_keyfile need PEM files of one pair",
+            param="ssl_certfile",
+        ) from None
 
 
 def _listen_unix(path: str) -> socket.socket:

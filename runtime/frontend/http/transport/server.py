@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from ....processes.bounded_sleep import poll_until
 from ....protocol.config import ServeConfig
-from ....protocol.errors import RamiformError, RequestError
+from ....protocol.errors import RamiformError
 from .acceptor import Acceptor
 from .connection_limits import ConnectionSlot, free_descriptors, resolve_limits
 from .http_protocol import HttpProtocol, WebSocketProtocol
@@ -22,12 +22,10 @@ KEEP_ALIVE_SECONDS = 75  # longer than load balancers and clients keep idle conn
 class HttpServer:
     """Serves `app` on `listener`, and closes this process's copy of the listener at the end.
 
-    Raises RequestError for inconsistent TLS settings, and for more connections than the process may open.
+    Raises RequestError for more connections than the process may open.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, config: ServeConfig) -> None:
-        if config.ssl_keyfile is not None and config.ssl_certfile is None:
-            raise RequestError("ssl_keyfile without ssl_certfile", param="ssl_certfile")
         self._listener = listener
         self._limits = resolve_limits(config, free_descriptors())
         # Several frontends share a burst of connections.
