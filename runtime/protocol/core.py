@@ -121,6 +121,7 @@ class ProgramProgress(msgspec.Struct, frozen=True):
 
 
 Pooling = Literal["last", "mean"]
+BACKGROUND_PRIORITY = -1000  # of requests that nobody waits for, at most: rows of batches
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...radix.cache import PrefixCache
+from .background import BackgroundShare
 from .batch import Batch, ScheduledRequest
 from .memory_forecast import MemoryGrowth, OutputLengthEstimator, peak_pages
 from .programs import LivePrograms
@@ -34,6 +35,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._by_place)
+
+    @property
+    def oldest(self) -> Request | None:
+        """The oldest request of the highest priority."""
+        return self._by_arrival[0] if self._by_arrival else None
 
     def add(self, request: Request) -> None:
         """Insert a request. A retracted one returns to its old position."""
@@ -126,12 +132,14 @@ class AdmissionResult(msgspec.Struct, frozen=True):
     """Outcome of one round of admission.
 
     `scheduled` requests run from now on. `fully_cached` ones want no tokens and are complete; `awaiting_grammar` ones
-    have everything cached that can be computed before their grammar is compiled.
+    have everything cached that can be computed before their grammar is compiled. `retracted` ones made room for those
+    of a higher priority, and run no longer.
     """
 
     scheduled: list[ScheduledRequest]
     fully_cached: list[Request]
     awaiting_grammar: list[Request]
+    retracted: list[Request]
     num_left: int  # tokens that no request could use
 
 
@@ -157,9 +165,22 @@ class Admission:
         self._num_admissions = 0
         self._num_cached_by_rid: dict[str, int] = {}  # by rid, at most _MEASURE_INTERVAL rounds old
         self._awaited_prefixes: dict[str, AwaitedPrefix] = {}  # by rid of the waiting request
+        self.needs_room = False  # a running request has to make room for one that waits, when no plan is in flight
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    @property
+    def has_live(self) -> bool:
+        """True while a request runs, or waits for a place, that is none of the background."""
+        firsts = next(iter(self._batch), None), self._queue.oldest
+        return any(request is not None and not request.is_background for request in firsts)
+
+    @property
+    def may_start_soon(self) -> bool:
+        """True if requests wait that the next steps may start: beside live ones, one background request runs."""
+        first = self._queue.oldest
+        return first is not None and not (first.is_background and self.has_live and self._batch.has_background)
 
     def add(self, request: Request) -> None:
         self._queue.add(request)
@@ -170,19 +191,26 @@ class Admission:
         self._clear_estimates(request)
         self._cache.drop_soft_pin(request.rid)
 
-    def admit(self, num_tokens: int) -> AdmissionResult:
+    def admit(self, num_tokens: int, background: BackgroundShare, *, may_retract: bool = True) -> AdmissionResult:
         """Start requests for `num_tokens` tokens in all. A request that does not fit is not overtaken by those behind
-        it."""
+        it; running ones of lower priorities make room for it if `may_retract`, otherwise `needs_room` is set."""
         scheduled: list[ScheduledRequest] = []
         fully_cached: list[Request] = []
         awaiting_grammar: list[Request] = []
-        if not self._queue or not self._may_start(num_tokens):
-            return AdmissionResult(scheduled, fully_cached, awaiting_grammar, num_tokens)
+        retracted: list[Request] = []
+        self.needs_room = False
+        first = self._queue.oldest
+        if first is None or num_tokens <= 0 or not self._may_start(first):
+            return AdmissionResult(scheduled, fully_cached, awaiting_grammar, retracted, num_tokens)
         self._num_admissions += 1
-        growths = sorted(self._growth(request) for request in self._batch)
+        growths, least_priority = list[MemoryGrowth](), None
         for request in self._queue.front(self._policy_context()):
-            if not self._may_start(num_tokens):
+            most = background.offer(num_tokens) if request.is_background else num_tokens
+            if most <= 0 or not self._may_start(request):
                 break
+            if request.message.priority != least_priority:  # those of lower priorities make room when it is needed
+                least_priority = request.message.priority
+                growths = sorted(self._growth(each) for each in self._batch if each.message.priority >= least_priority)
             if request.awaits_mask and not request.awaits_grammar:
                 continue
             if (awaited := self._awaited_prefixes.get(request.rid)) is not None and awaited.is_pending:
@@ -201,11 +229,14 @@ class Admission:
                 self._awaited_prefixes[request.rid] = awaited
                 awaited.request.fork_positions.add(awaited.num_tokens)
                 continue
-            item = self._batch.start(
-                request, num_matched, num_tokens, spare=self._reserved_pages(growths, request, num_matched, num_tokens)
-            )
+            spare = self._reserved_pages(growths, request, num_matched, most)
+            item = self._start(request, num_matched, most, spare, retracted if may_retract else None)
             if item is None:
                 break
+            if request.is_background:
+                background.take(item.num_tokens)
+            else:
+                background.close()
             self._queue.start(request)
             self._programs.mark_started(request)
             self._clear_estimates(request)
@@ -213,10 +244,30 @@ class Admission:
             insort(growths, self._growth(request))
             num_tokens -= item.num_tokens
             scheduled.append(item)
-        return AdmissionResult(scheduled, fully_cached, awaiting_grammar, num_tokens)
+        return AdmissionResult(scheduled, fully_cached, awaiting_grammar, retracted, num_tokens)
 
-    def _may_start(self, num_tokens: int) -> bool:
-        return num_tokens > 0 and len(self._batch) < self._max_running
+    def _start(
+        self, request: Request, num_matched: int, num_tokens: int, spare: int, retracted: list[Request] | None
+    ) -> ScheduledRequest | None:
+        """Start a request if there is a place and room, which running ones of lower priorities make, the most junior
+        first. Returns None if there is none, or if they would have to while `retracted` is None."""
+        while True:
+            item = self._batch.start(request, num_matched, num_tokens, spare=spare) if self._has_place else None
+            junior = self._batch.junior_to(request)
+            if item is not None or junior is None:
+                return item
+            if retracted is None:
+                self.needs_room = True
+                return None
+            self._batch.retract(junior)
+            retracted.append(junior)
+
+    def _may_start(self, request: Request) -> bool:
+        return self._has_place or self._batch.junior_to(request) is not None
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self._batch) < self._max_running
 
     def _policy_context(self) -> QueueContext:
         return QueueContext(
@@ -271,4 +322,5 @@ class Admission:
     def _find_awaited(self, request: Request, num_matched: int) -> AwaitedPrefix | None:
         if not self._cache.enabled:
             return None
-        return find_awaited_prefix(request, num_matched, self._batch, self._cache.page_size)
+        seniors = (each for each in self._batch if each.message.priority >= request.message.priority)
+        return find_awaited_prefix(request, num_matched, seniors, self._cache.page_size)

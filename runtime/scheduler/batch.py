@@ -19,6 +19,7 @@ from ...radix.lease import Lease, LeaseUser, SparePages
 from ...radix.state_slots import SlotCopy
 from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import PAGE_SIZE, CoreConfig
+from .background import BackgroundShare
 from .drafts.prepared_draft import PreparedDraft
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .request import Request
@@ -29,6 +30,8 @@ SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
 # ends a plan early for a message and for a token that ends an output, but does not look for stop strings.
 CONTINUOUS_SECONDS, CONTINUOUS_SECONDS_TO_STOP_STRINGS = 0.016, 0.004
 MAX_CONTINUOUS = 16  # decode steps of one plan
+# The program of all background requests, for eviction: what only they have used goes first, as what a program leaves
+BACKGROUND = "background"
 
 
 class CacheSizes(NamedTuple):
@@ -164,7 +167,7 @@ class Batch:
             limit=request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
             spare=SparePages(spare, min(spare, self._window_growth(request, num_matched + max_tokens))),
-            user=LeaseUser(request.program_id, request.message.priority),
+            user=LeaseUser(BACKGROUND if request.is_background else request.program_id, request.message.priority),
         )
         if lease is None:
             return None
@@ -175,8 +178,11 @@ class Batch:
         num_tokens = min(self._room(lease, request.next_position), max_tokens, request.num_unplanned)
         return ScheduledRequest(request, num_tokens)
 
-    def schedule_running(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
-        """Split `budget` tokens: one for each decoding request, the rest for prompts, the most senior first.
+    def schedule_running(
+        self, budget: int, background: BackgroundShare, *, contended: bool, may_retract: bool
+    ) -> RunningShares | None:
+        """Split `budget` tokens: one for each decoding request, the rest for prompts, the most senior first. Background
+        requests beyond their share sit out, with their pages.
 
         `contended` is true when waiting requests could use what long prompts leave. Returns None if a request would
         have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
@@ -188,8 +194,7 @@ class Batch:
         if retracted and not may_retract:
             return None
         for request in retracted:
-            self.suspend(request)
-            request.num_retractions += 1
+            self.retract(request)
         num_unplanned_R = [request.num_unplanned for request in self._requests]
         num_decoding = num_unplanned_R.count(1)
         contended = contended or len(self._requests) - num_decoding > 1
@@ -201,6 +206,8 @@ class Batch:
             if lease is None:
                 continue  # retracted for a more senior request
             wanted = 1 if num_unplanned == 1 else chunks.offer(num_unplanned)
+            if request.is_background:
+                wanted = background.offer(wanted)
             if not wanted:
                 continue
             granted: int | None = wanted
@@ -213,9 +220,15 @@ class Batch:
                 return None
             if granted:
                 scheduled.append(ScheduledRequest(request, granted))
+                if request.is_background:
+                    background.take(granted)
+                elif num_unplanned > 1:
+                    background.close()
         return RunningShares(scheduled, retracted, chunks.num_left, has_chunks)
 
-    def extend_prefills(self, scheduled: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
+    def extend_prefills(
+        self, scheduled: list[ScheduledRequest], num_tokens: int, background: BackgroundShare
+    ) -> list[ScheduledRequest]:
         """Give the `num_tokens` tokens that no other request can use to the scheduled prompts, the
         most senior first."""
         extended = []
@@ -224,6 +237,8 @@ class Batch:
             more = min(num_tokens, request.num_unplanned - item.num_tokens)
             if more > 0:  # a decode row never lacks any, so its room need not be found
                 more = min(more, self.num_free_slots(item))
+                if request.is_background:
+                    more = background.extend(more)
             if more > 0:
                 self._extend(request, item.num_tokens + more)
                 item = msgspec.structs.replace(item, num_tokens=item.num_tokens + more)
@@ -351,8 +366,7 @@ class Batch:
             if retracted is None:
                 return None
             assert victim is not request, "a request does not fit in the pool alone: its end is wrong"
-            self.suspend(victim)
-            victim.num_retractions += 1
+            self.retract(victim)
             retracted.append(victim)
         granted = min(num_tokens, room)
         self._extend(request, granted)
@@ -384,6 +398,21 @@ class Batch:
         assert request.lease is not None
         extended = self._cache.extend(request.lease, request.next_position + num_tokens)
         assert extended
+
+    @property
+    def has_background(self) -> bool:
+        """True if a background request runs."""
+        return bool(self._requests) and self._requests[-1].is_background
+
+    def junior_to(self, request: Request) -> Request | None:
+        """Return the most junior running request, if its priority is lower than that of `request`, which waits."""
+        last = self._requests[-1] if self._requests else None
+        return last if last is not None and last.message.priority < request.message.priority else None
+
+    def retract(self, request: Request) -> None:
+        """Take the place and the pages away from a running request, which has to start again."""
+        self.suspend(request)
+        request.num_retractions += 1
 
     def suspend(self, request: Request) -> None:
         """Give up the place and the pages. Computed tokens are soft-pinned until the request starts again."""

@@ -92,7 +92,7 @@ class LivePrograms:
     def _start_session(self, request: Request) -> None:
         """Find the session that the request continues, or begin one."""
         assert request.lease is not None
-        if not self._cache.recognises_sessions:
+        if not self._cache.recognises_sessions or request.is_background:
             return
         names = (owner[0] for owner in request.lease.continues if isinstance(owner, tuple))
         name = next((name for name in names if self._is_idle_session(name)), None)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ...constrained.backends import OutputMatcher
 from ...constrained.errors import GrammarError
 from ...radix.cache import Lease
-from ..protocol.core import Generate, Timings, Tokens
+from ..protocol.core import BACKGROUND_PRIORITY, Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
 from .drafts.acceptance import Acceptance
@@ -210,6 +210,11 @@ class Request:
         """Id of the request's program, or of the session recognised; frontends number theirs independently."""
         program = self.message.program
         return self.session if program is None else program_id(self.owner, program)
+
+    @property
+    def is_background(self) -> bool:
+        """True if nobody waits for the answer."""
+        return self.message.priority <= BACKGROUND_PRIORITY
 
     @property
     def rope_length(self) -> int:

@@ -43,6 +43,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from .admission import Admission
 from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
+from .background import BackgroundPace
 from .batch import Batch, CacheSizes, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
 from .counters import SchedulerCounters
 from .drafts.drafting import Drafting
@@ -109,6 +110,7 @@ class Scheduler:
             cache, self._batch, self._programs, self._output_lengths, order, max_running=max_running
         )
         self._in_flight: deque[InFlightPlan] = deque()  # oldest first
+        self._background = BackgroundPace()
         self._decodes = DecodesPerStep(may_repeat=continuous and cache.states is None and cache.windows is None)
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
@@ -177,18 +179,23 @@ class Scheduler:
             self._waiting.add(request)
         self._take_compiled_grammars(now)
         self._settle_masks(now)
+        if self._in_flight and self._waiting.needs_room:
+            return None
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
+        background, may_retract = self._background.share(now, has_live=self._waiting.has_live), not self._in_flight
         running_shares = self._batch.schedule_running(
-            self._token_budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._in_flight
+            self._token_budget - num_guesses, background, contended=len(self._waiting) > 0, may_retract=may_retract
         )
         if running_shares is None:
             return None
         for request in running_shares.retracted:
-            request.clock.wait("retracted", now)
-            self._waiting.add(request)
+            self._wait_again(request, now)
             self._output_lengths.record_retraction()
-        self._counters.num_retractions += len(running_shares.retracted)
-        admitted = self._waiting.admit(running_shares.num_left if self._hold == "nothing" else 0)
+        admitted = self._waiting.admit(
+            running_shares.num_left if self._hold == "nothing" else 0, background, may_retract=may_retract
+        )
+        for request in admitted.retracted:
+            self._wait_again(request, now)
         for item in admitted.scheduled:
             self._counters.count_prompt(item.request)
             item.request.clock.run(now)
@@ -199,10 +206,11 @@ class Scheduler:
             self._answers.append(request.clock.timed(prompt_answer(request), now))
         for request in admitted.awaiting_grammar:
             self._park(request, now)
-        running = self._drafting.add_drafts(running_shares.scheduled, self._batch)
+        kept = [item for item in running_shares.scheduled if item.request.lease is not None]
+        running = self._drafting.add_drafts(kept, self._batch)
         if running_shares.has_chunks:
-            running = self._batch.extend_prefills(running, admitted.num_left)
-        if not (admitted.scheduled or self._waiting or self.pending_grammars or self._drafting.is_on):
+            running = self._batch.extend_prefills(running, admitted.num_left, background)
+        if not (admitted.scheduled or self._waiting.may_start_soon or self.pending_grammars or self._drafting.is_on):
             running = self._batch.add_decodes(running, self._decodes.most(running))
         rows, requests = self._build(running + admitted.scheduled)
         if not rows:
@@ -245,6 +253,7 @@ class Scheduler:
         self._drafting.observe_step(plan, result)
         self._counters.num_steps += result.num_decodes - 1
         self._decodes.observe(plan, result)
+        self._background.observe(plan, result)
         if self._in_flight and self._in_flight[0].plan.is_open:
             answers += self._complete_sampling(self._in_flight[0], now)
         return answers
@@ -267,6 +276,12 @@ class Scheduler:
         return replace(
             stats, is_paused=self._hold != "nothing", draft_source=drafting.source, speculation=drafting.states
         )
+
+    def _wait_again(self, request: Request, now: float) -> None:
+        """Let a request wait that was retracted."""
+        request.clock.wait("retracted", now)
+        self._waiting.add(request)
+        self._counters.num_retractions += 1
 
     @property
     def _num_waiting(self) -> int:

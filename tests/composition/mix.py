@@ -403,7 +403,7 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
                 params |= {"allowed_token_ids": sorted(set(tokens_of(text)))}
     ids = tokens_of(text)
     ids = ids[: draw.choice([len(ids), draw.randint(1, len(ids))])]  # ends anywhere in a page
-    body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "priority": draw.choice([0, 0, 0, 1, -1])}
+    body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "priority": draw.choice([0, 0, -1000, 1, -1])}
     if draw.random() < 0.15:
         body["extra_key"] = draw.choice(["mine", "yours"])
     if draw.random() < 0.5:

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.radix.window_pages import WindowPages, WindowSizes
-from ramiform.runtime.protocol.core import ClientSession, EndStates, FlushCache, Generate, Hold, Retention, SoftPin
+from ramiform.runtime.protocol.core import (
+    BACKGROUND_PRIORITY,
+    ClientSession,
+    EndStates,
+    FlushCache,
+    Generate,
+    Hold,
+    Retention,
+    SoftPin,
+)
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler import batch
 
@@ -99,7 +108,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     **{**chosen, "seed": chosen["seed"] + draw(st.integers(0, copy))},
                     logprobs=logprobs,
                     pooling=pooling,
-                    priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+                    priority=draw(st.sampled_from([0, 0, 1, -1, BACKGROUND_PRIORITY])),
                     namespace=draw(st.sampled_from(["", "", "", "other"])),
                     program=(program := draw(st.sampled_from([None, None, "p", "q"]))),
                     soft_pins=draw(st.just([]) | st.lists(soft_pins, max_size=2)),

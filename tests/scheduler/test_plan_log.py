@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from ramiform.radix.window_pages import WindowSizes
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
-from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, ProgramProgress, SoftPin
+from ramiform.runtime.protocol.core import (
+    BACKGROUND_PRIORITY,
+    EndStates,
+    FlushCache,
+    Generate,
+    ProgramProgress,
+    SoftPin,
+)
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 from ramiform.runtime.replay.replay import PlanMismatch, replay, what_if
@@ -104,7 +111,7 @@ def logged_run(
                 [*draw.choice(stems), *draw.choices([2, 3, 4], k=draw.randrange(1, 9))],
                 program=draw.choice([None, "p", "q"]),
                 soft_pins=[SoftPin(draw.randrange(4), draw.choice([None, 9, 16])) for _ in range(draw.randrange(3))],
-                priority=draw.choice([0, 0, 1]),
+                priority=draw.choice([0, BACKGROUND_PRIORITY, 1]),
                 constraint=draw.choice(CONSTRAINTS),
                 temperature=1.0,
                 seed=i,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from ....radix.packed_tokens import common_prefix_length
+from ....radix.packed_tokens import TOKEN_BYTES, common_prefix_length
 
 
 @dataclass
@@ -42,6 +43,25 @@ def trie_order(prompts: Sequence[bytes], limits: Sequence[int]) -> list[int]:
         path[-1].children.append(number)
         before = prompts[number]
     return _walk(root, limits)
+
+
+def num_abreast(prompts: Sequence[bytes], limits: Sequence[int], num_slots: int, most: int) -> int:
+    """Return how many rows that follow one another fit into a pool together, wherever they begin: `most` at most.
+
+    `prompts` and `limits` as of `trie_order`, in the order in which the rows start. What a row shares with the one
+    before it takes no room.
+    """
+    costs = [len(prompt) // TOKEN_BYTES + limit for prompt, limit in zip(prompts, limits, strict=True)]
+    shared = [0, *(common_prefix_length(*pair) for pair in pairwise(prompts))]
+    first = taken = 0  # the rows that fit together are [first, number)
+    for number, cost in enumerate(costs):
+        taken += cost - shared[number] * (number > first)
+        while taken > num_slots and first < number:
+            taken -= costs[first] - shared[first + 1]
+            first += 1
+        if first or taken > num_slots:
+            most = min(most, number - first + 1)
+    return max(1, most)
 
 
 def _walk(root: _Node, limits: Sequence[int]) -> list[int]:

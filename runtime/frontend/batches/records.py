@@ -61,6 +61,7 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     errors: list[LineError] = []
     has_order: bool = False  # its rows are stored
     num_rows: int = 0
+    num_abreast: int = 16  # rows in flight at once
     num_completed: int = 0
     num_failed: int = 0
     num_cancelled: int = 0

@@ -1,6 +1,7 @@
-"""Runs batches: at most one of each API key at a time, at low priority, with few rows in flight while others wait.
+"""Runs batches: at most one of each API key at a time, as requests of the background.
 
-A row is answered by the code of its route. Rows that are in flight when the server ends have no result and are
+A row is answered by the code of its route. The core makes rows give way to live requests (`scheduler/background.py`).
+Rows that are in flight when the server ends have no result and are
 answered anew by the next server in the folder.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +22,17 @@ from ...protocol.errors import BusyError, RamiformError, RequestError
 from ..api.validation import validated
 from ..core.client import CoreClient
 from ..core.tenant import Tenant, current_tenant
-from .lines import BatchLine, LineAnswer, batch_line, read_rows, result_line, unanswered_line
-from .order import trie_order
+from .lines import BatchLine, LineAnswer, read_rows, result_line, unanswered_line
+from .order import num_abreast, trie_order
 from .records import Ending, LineResult, RowPlace, RowState, StoredBatch
 from .store import STORAGE_ERRORS, BatchStore
 
 logger = logging.getLogger("ramiform.frontend")
 
-IN_FLIGHT_SHARE = 4  # a batch's rows take at most one in four places of running requests
+LEAST_SHARE, MOST_SHARE = 1 / 4, 3 / 4  # of the places of running requests, that rows take at once
 WATCH_SECONDS = 1.0  # between two looks at what other frontends have stored, and at what has expired
 CLEAN_SECONDS = 600.0  # between two deletions of what has expired
 RETRY_SECONDS = 5.0  # after the disk was full, or the core's queue
-YIELD_SECONDS = 0.05  # between two looks whether live traffic has ended
 MAX_ORDER_BYTES = 256 << 20  # of the prompts that rows are ordered by; of more, each row's beginning
 MAX_UNWRITTEN = 256  # rows of a batch that run or whose results wait for the disk
 FETCHED = 256  # rows read from the store at once
@@ -69,35 +69,35 @@ class _Places:
 
     def __init__(self, core: CoreClient) -> None:
         self._core = core
-        self._turn = asyncio.Lock()
-        self._given_back = asyncio.Event()
-        self._num_taken = 0
+        self._places = asyncio.Semaphore(self.num_places(MOST_SHARE))
 
-    async def take(self) -> Callable[[], None]:
-        """Wait for a place, and return what gives it back. While others' requests run, one row in all may."""
-        async with self._turn:
-            while self._num_taken >= self._most:
-                self._given_back.clear()
-                try:
-                    async with asyncio.timeout(YIELD_SECONDS):
-                        await self._given_back.wait()
-                except TimeoutError:
-                    pass
-            self._num_taken += 1
+    async def take(self, own: asyncio.Semaphore) -> Callable[[], None]:
+        """Wait for a place of the batch's `own` and one of all; return what gives both back, once."""
+        await own.acquire()
+        try:
+            await self._places.acquire()
+        except BaseException:
+            own.release()
+            raise
         is_taken = True
 
         def give_back() -> None:
             nonlocal is_taken
-            self._num_taken -= is_taken
-            is_taken = False
-            self._given_back.set()
+            if is_taken:
+                is_taken = False
+                self._places.release()
+                own.release()
 
         return give_back
 
-    @property
-    def _most(self) -> int:
-        most = self._core.require_info().max_running // IN_FLIGHT_SHARE
-        return 1 if self._core.num_live_beside_batches else max(1, most)
+    def num_places(self, share: float) -> int:
+        """Return how many rows a share of the places of running requests is."""
+        return max(1, int(self._core.require_info().max_running * share))
+
+    def num_abreast(self, prompts: list[bytes], limits: list[int]) -> int:
+        """Return how many of these rows, in their order, should be in flight: as the pool holds, within bounds."""
+        most = num_abreast(prompts, limits, self._core.require_info().num_slots, self.num_places(MOST_SHARE))
+        return max(most, self.num_places(LEAST_SHARE))
 
     def check_alive(self) -> None:
         """Raise RuntimeFailed when the core is gone: then no row has an answer."""
@@ -240,24 +240,26 @@ class _BatchRun:
         if errors:
             await asyncio.to_thread(self._store.refuse, self.name, errors)
             return False
-        order = range(len(rows)) if self._ending is not None else await self._order(rows)
+        order, abreast = (range(len(rows)), 1) if self._ending is not None else await self._order(rows)
         ordered = [rows[number]._replace(position=position) for position, number in enumerate(order)]
-        self._batch = await asyncio.to_thread(self._store.begin_rows, self.name, ordered)
+        self._batch = await asyncio.to_thread(self._store.begin_rows, self.name, ordered, abreast)
         return True
 
-    async def _order(self, rows: list[RowPlace]) -> list[int]:
-        """Return the numbers of rows in the order in which they should start."""
+    async def _order(self, rows: list[RowPlace]) -> tuple[Sequence[int], int]:
+        """Return the numbers of rows in the order in which they should start, and how many should be in flight."""
         prompts, limits = [], []
         most = max(1, MAX_ORDER_BYTES // (TOKEN_BYTES * len(rows)))
-        for row in rows:
-            tokens, limit = await self._prompt(row)
-            prompts.append(pack(tokens[:most]))
-            limits.append(limit)
-            await asyncio.sleep(0)  # others' requests go first
-        return await asyncio.to_thread(trie_order, prompts, limits)
+        for begin in range(0, len(rows), FETCHED):
+            for line in await asyncio.to_thread(self._store.read_lines, self._batch, rows[begin : begin + FETCHED]):
+                tokens, limit = await self._prompt(line)
+                prompts.append(pack(tokens[:most]))
+                limits.append(limit)
+                await asyncio.sleep(0)  # others' requests go first
+        order = await asyncio.to_thread(trie_order, prompts, limits)
+        ordered = [prompts[number] for number in order], [limits[number] for number in order]
+        return order, await asyncio.to_thread(self._places.num_abreast, *ordered)
 
-    async def _prompt(self, row: RowPlace) -> tuple[list[int], int]:
-        line = batch_line(await asyncio.to_thread(self._store.read_row, self._batch, row))
+    async def _prompt(self, line: BatchLine) -> tuple[list[int], int]:
         endpoint = self._endpoints[line.url]
         if endpoint.prompt is None:
             return [], 0
@@ -286,14 +288,14 @@ class _BatchRun:
 
     async def _feed(self) -> None:
         position = -1
-        unwritten = asyncio.Semaphore(MAX_UNWRITTEN)
+        unwritten, places = asyncio.Semaphore(MAX_UNWRITTEN), asyncio.Semaphore(self._batch.num_abreast)
         async with asyncio.TaskGroup() as tasks:
             while rows := await asyncio.to_thread(self._store.open_rows, self.name, position, FETCHED):
-                for row in rows:
-                    data = await asyncio.to_thread(self._store.read_row, self._batch, row)
+                lines = await asyncio.to_thread(self._store.read_lines, self._batch, rows)
+                for row, line in zip(rows, lines, strict=True):
                     await unwritten.acquire()
-                    give_back = await self._places.take()
-                    answering = tasks.create_task(self._answer_row(row.position, batch_line(data), give_back))
+                    give_back = await self._places.take(places)
+                    answering = tasks.create_task(self._answer_row(row.position, line, give_back))
                     # Also here: a task may be cancelled before it begins.
                     answering.add_done_callback(lambda _, give_back=give_back: (give_back(), unwritten.release()))
                     position = row.position
@@ -339,8 +341,8 @@ class _BatchRun:
             await asyncio.to_thread(self._write_rows, rows, state)
 
     def _write_rows(self, rows: list[RowPlace], state: RowState) -> None:
-        results = []
-        for row in rows:
-            custom_id = batch_line(self._store.read_row(self._batch, row)).custom_id
-            results.append(LineResult(row.position, state, unanswered_line(self._batch.kind, custom_id, state)))
+        results = [
+            LineResult(row.position, state, unanswered_line(self._batch.kind, line.custom_id, state))
+            for row, line in zip(rows, self._store.read_lines(self._batch, rows), strict=True)
+        ]
         self._store.commit(self.name, results)

@@ -22,6 +22,7 @@ import msgspec
 
 from ...protocol.errors import BusyError, RequestError, RuntimeFailed
 from ..api.validation import NotFoundError
+from .lines import BatchLine, batch_line
 from .records import Ending, FilePurpose, LineError, LineResult, RowPlace, StoredBatch, StoredFile, new_name
 
 MAX_OWNER_BYTES = 4 << 30  # of an owner's files
@@ -240,13 +241,13 @@ class BatchStore:
         rows = self._rows("SELECT data FROM batches WHERE NOT is_over ORDER BY seq")
         return [msgspec.json.decode(data, type=StoredBatch) for [data] in rows]
 
-    def begin_rows(self, name: str, rows: Sequence[RowPlace]) -> StoredBatch:
+    def begin_rows(self, name: str, rows: Sequence[RowPlace], num_abreast: int) -> StoredBatch:
         """Store the order of a batch's rows; it is in progress, unless it was cancelled meanwhile."""
 
         def change(batch: StoredBatch) -> None:
             values = ((name, row.position, row.start, row.size) for row in rows)
             self._database.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, 'open')", values)
-            batch.has_order, batch.num_rows = True, len(rows)
+            batch.has_order, batch.num_rows, batch.num_abreast = True, len(rows), num_abreast
             if batch.status == "validating":
                 batch.begin("in_progress", self._clock())
 
@@ -266,11 +267,14 @@ class BatchStore:
         query = "SELECT position, start, size FROM rows WHERE batch=? AND position>? AND state='open' LIMIT ?"
         return [RowPlace(*row) for row in self._rows(query, name, after, limit)]
 
-    def read_row(self, batch: StoredBatch, row: RowPlace) -> bytes:
-        """Return a row's line."""
+    def read_lines(self, batch: StoredBatch, rows: Sequence[RowPlace]) -> list[BatchLine]:
+        """Return the lines of rows."""
+        found = []
         with self.path(batch.input_file).open("rb") as lines:
-            lines.seek(row.start)
-            return lines.read(row.size)
+            for row in rows:
+                lines.seek(row.start)
+                found.append(batch_line(lines.read(row.size)))
+        return found
 
     def commit(self, name: str, results: Sequence[LineResult]) -> StoredBatch:
         """Write results of rows, once each. Raises STORAGE_ERRORS, with nothing changed."""

@@ -19,6 +19,7 @@ import zmq.asyncio
 
 from ...protocol import wire
 from ...protocol.core import (
+    BACKGROUND_PRIORITY,
     Abort,
     AdaptersChanged,
     Answers,
@@ -50,7 +51,7 @@ from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .loop_socket import LoopSocket
 from .request_metrics import RequestMetrics, RequestObserver
-from .tenant import BATCH_PRIORITY, current_tenant, scoped_namespace
+from .tenant import current_tenant, scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -63,8 +64,7 @@ def new_rid() -> str:
 class TokenStream:
     """An async iterator over one request's tokens. Leaving the `with` block before the last one aborts the request."""
 
-    def __init__(self, core: CoreClient, rid: str, metrics: RequestMetrics, *, in_batch: bool = False) -> None:
-        self.in_batch = in_batch
+    def __init__(self, core: CoreClient, rid: str, metrics: RequestMetrics) -> None:
         self._core = core
         self._rid = rid
         self._metrics = metrics
@@ -179,11 +179,9 @@ class CoreClient:
         if (namespace := scoped_namespace(request.namespace)) != request.namespace:
             request = msgspec.structs.replace(request, namespace=namespace)
         if tenant.in_batch:
-            request = msgspec.structs.replace(request, priority=min(request.priority, BATCH_PRIORITY))
+            request = msgspec.structs.replace(request, priority=min(request.priority, BACKGROUND_PRIORITY))
         data = wire.encode(request)
-        answer = self._answers[request.rid] = TokenStream(
-            self, request.rid, self.observer.begin(request), in_batch=tenant.in_batch
-        )
+        answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._socket.send(data)
         return answer
 
@@ -261,11 +259,6 @@ class CoreClient:
     def num_live(self) -> int:
         """The number of requests whose last token has not come."""
         return len(self._answers)
-
-    @property
-    def num_live_beside_batches(self) -> int:
-        """The number of those that are not rows of batches."""
-        return sum(not answer.in_batch for answer in self._answers.values())
 
     @property
     def has_failed(self) -> bool:

@@ -10,8 +10,6 @@ import hashlib
 from contextvars import ContextVar
 from typing import NamedTuple
 
-BATCH_PRIORITY = -1000  # of rows of batches, at most: live traffic goes before them
-
 
 class Tenant(NamedTuple):
     """Owner of the request that runs. `cache_scope` separates cached prefixes from those of other scopes; "" is the

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ramiform.runtime.frontend.core.tenant import BATCH_PRIORITY
-from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.core import BACKGROUND_PRIORITY, Generate
 
 from ..harness import run, says
 from ..served import served
@@ -51,7 +50,7 @@ def test_a_message_batch_has_a_result_for_each_request() -> None:
             error = found["row-2"]["error"]
             assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
             assert "top_p" in error["error"]["message"]
-            assert {request.priority for request in house.core.requests} == {BATCH_PRIORITY}
+            assert {request.priority for request in house.core.requests} == {BACKGROUND_PRIORITY}
             assert (await client.get("/v1/files")).json()["data"] == []
             assert (await client.get("/v1/batches")).json()["data"] == []
             assert (await client.get(f"/v1/batches/{made['id']}")).status_code == 404

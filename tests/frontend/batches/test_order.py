@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.radix.packed_tokens import pack
-from ramiform.runtime.frontend.batches.order import trie_order
+from ramiform.runtime.frontend.batches.order import num_abreast, trie_order
 
 Prompts = list[list[int]]
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
@@ -63,6 +63,24 @@ def test_the_longest_output_goes_first_where_the_trie_leaves_a_choice(prompts: P
             branch = prompt[len(prefix)] if len(prompt) > len(prefix) else f"row {number}"
             branches[branch] = max(branches.get(branch, 0), limits[number])
         assert list(branches.values()) == sorted(branches.values(), reverse=True)
+
+
+@given(PROMPTS, st.data())
+def test_as_many_rows_go_abreast_as_fit_into_the_pool_wherever_they_begin(
+    prompts: Prompts, data: st.DataObject
+) -> None:
+    limits = data.draw(st.lists(st.integers(0, 3), min_size=len(prompts), max_size=len(prompts)))
+    pool = data.draw(st.integers(1, 40))
+    rows = [(prompts[number], limits[number]) for number in ordered(prompts, limits)]
+    packed, tokens = [pack(prompt) for prompt, _ in rows], [limit for _, limit in rows]
+
+    def fit(width: int) -> bool:
+        windows = [rows[first : first + width] for first in range(len(rows))]
+        return all(trie_size([row for row, _ in w]) + sum(limit for _, limit in w) <= pool for w in windows)
+
+    width = num_abreast(packed, tokens, pool, 20)
+    assert width == 1 or fit(width)
+    assert width == 20 or not fit(width + 1)
 
 
 def test_five_hundred_shuffled_rows_over_twenty_prefixes_compute_each_prefix_once() -> None:

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from ramiform.runtime.frontend.batches import runner
-from ramiform.runtime.frontend.core.tenant import BATCH_PRIORITY
-from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.core import BACKGROUND_PRIORITY, Generate
 
 from ..harness import House, run, says
 from ..served import check_error, served
@@ -67,7 +66,7 @@ def test_rows_reach_the_core_grouped_by_prefix_at_low_priority() -> None:
             prompts = [house.core.tokenizer.decode(request.tokens) for request in house.core.requests]
             prefixes = "".join(text[0] for text in prompts)
             assert sorted(prefixes[start : start + 3] for start in (0, 3, 6)) == ["aaa", "bbb", "ccc"]
-            assert all(request.priority == BATCH_PRIORITY for request in house.core.requests)
+            assert all(request.priority == BACKGROUND_PRIORITY for request in house.core.requests)
             found = await results(client, batch["output_file_id"])
             assert {one["custom_id"] for one in found} == {each["custom_id"] for each in rows}
             assert all(one["response"]["body"]["choices"][0]["text"] == " ok" for one in found)
@@ -116,21 +115,16 @@ def silent(request: Generate) -> None:
     return None
 
 
-def test_rows_in_flight_are_bounded_and_one_while_others_ask() -> None:
+@pytest.mark.parametrize(("output", "share"), [(1, runner.MOST_SHARE), (1000, runner.LEAST_SHARE)])
+def test_as_many_rows_are_in_flight_as_the_pool_holds_within_bounds(output: int, share: float) -> None:
     async def main() -> None:
         async with served(silent) as (house, client):
-            most = house.core.info.max_running // runner.IN_FLIGHT_SHARE
-            assert most > 1
-            live = asyncio.create_task(client.post(URL, json={"prompt": "live"}))
-            await in_flight(house, 1)
-            name = await create(client, [row(n, "a") for n in range(100)])
-            await in_flight(house, 2)
-            await asyncio.sleep(5 * runner.YIELD_SECONDS)
-            assert len(house.core.requests) == 2
-            live.cancel()
+            most = int(house.core.info.max_running * share)
+            assert 1 < most < 100
+            name = await create(client, [row(n, f"{n}", max_tokens=output) for n in range(100)])
             await in_flight(house, most)
-            await asyncio.sleep(5 * runner.YIELD_SECONDS)
-            assert len(house.core.requests) - 1 == most
+            await asyncio.sleep(0.2)
+            assert len(house.core.requests) == most
             await client.post(f"/v1/batches/{name}/cancel")
             assert (await over(client, name))["status"] == "cancelled"
 

@@ -58,14 +58,14 @@ def batch_of(store: BatchStore, num: int, owner: str = "a") -> StoredBatch:
     store.add_batch(batch)
     rows, errors = read_rows(store.path(file.id), [URL], URL)
     assert not errors
-    return store.begin_rows(batch.id, rows)
+    return store.begin_rows(batch.id, rows, 4)
 
 
 def results(store: BatchStore, batch: StoredBatch, rows: list[RowPlace]) -> list[LineResult]:
     """Answers of rows; every third is an error."""
     found = []
     for row in rows:
-        custom_id = json.loads(store.read_row(batch, row))["custom_id"]
+        custom_id = store.read_lines(batch, [row])[0].custom_id
         status = 400 if int(custom_id.split()[1]) % 3 == 0 else 200
         found.append(LineResult(row.position, *result_line("openai", custom_id, LineAnswer(status, {}))))
     return found
@@ -160,7 +160,7 @@ def test_a_full_disk_changes_nothing_and_the_batch_goes_on_when_there_is_room(
     [num_pages] = store._database.execute("PRAGMA page_count").fetchone()
     store._database.execute(f"PRAGMA max_page_count={num_pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.begin_rows(batch.id, [RowPlace(position, 0, 1) for position in range(9, 3000)])
+        store.begin_rows(batch.id, [RowPlace(position, 0, 1) for position in range(9, 3000)], 4)
     store._database.execute("PRAGMA max_page_count=1000000")
     assert store.batch("a", "openai", batch.id) == batch
     assert [len(lines) for lines in finish(store, batch)] == [6, 3]
