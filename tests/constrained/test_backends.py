@@ -220,6 +220,19 @@ def test_a_kind_that_a_peer_does_not_support_is_refused(name: BackendName, const
         compiler(name)(constraint, "any")
 
 
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_peer_refuses_spaced_json_and_writes_what_else_is_asked(name: BackendName) -> None:
+    def texts(whitespace: Any) -> list[str]:
+        source = JsonSchema(SCHEMA.schema, SchemaOptions(whitespace=whitespace))
+        matchers = {text: compiler(name)(source, "any").matcher() for text in ('{"a":true}', '{"a": true}')}
+        return [text for text, matcher in matchers.items() if all(map(matcher.accept, text.encode()))]
+
+    with pytest.raises(GrammarError, match=r"exactly one space .* needs the grammar engine 'native'"):
+        texts("spaced")
+    assert texts("compact") == ['{"a":true}']
+    assert texts("any") == ['{"a":true}', '{"a": true}']
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
     monkeypatch.delitem(sys.modules, "ramiform.constrained.peers.outlines", raising=False)

@@ -1,8 +1,12 @@
-"""Random structural tags and texts, judged by a naive reader and by xgrammar. `make fuzz` draws more tags."""
+"""Random structural tags and texts, judged by a naive reader and by xgrammar.
+
+More by hand: python -P tests/constrained/tags/test_differential_tags.py FIRST LAST
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,11 @@ NUM_TEXTS = 4  # of each tag
 @pytest.mark.exhaustive
 @fuzz(st.integers(0, 1 << 40), examples=500)
 def test_random_tags_agree_with_a_naive_reader(seed: int) -> None:
+    judge(seed)
+
+
+def judge(seed: int) -> None:
+    """Compare a random tag with the naive reader on random texts."""
     made = RandomTags(seed, has_tokens=seed % 2 == 1)
     spec = made.format()
     grammar = compile_constraint(StructuralTag({"format": spec}), token_vocabulary(), whitespace="compact")
@@ -119,3 +128,8 @@ def is_settled(spec: Any) -> bool:
     if '"token_dispatch"' in texts and has_repeats:
         return True
     return "é" in texts or (('"dispatch"' in texts or "triggered" in texts) and '"<a>"' in texts)
+
+
+if __name__ == "__main__":
+    for number in range(*map(int, sys.argv[1:])):
+        judge(number)

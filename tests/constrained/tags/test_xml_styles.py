@@ -95,6 +95,24 @@ def test_random_parameters_agree_with_a_reader_and_jsonschema(style: str) -> Non
     assert 10 < num_valid < 110
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_xgrammar_reads_the_same_parameters(style: str) -> None:
+    """Without the pattern `^x`: it takes patterns of such strings as whole ones."""
+    xgrammar = pytest.importorskip("xgrammar", exc_type=ImportError)  # the extra `backends`
+    info = xgrammar.TokenizerInfo([*BYTES, b"\xff\xff"], vocab_size=257, stop_token_ids=[256])
+    schema = {**SCHEMA, "properties": {name: value for name, value in SCHEMA["properties"].items() if name != "either"}}
+    spec = {"format": {"type": "json_schema", "json_schema": schema, "style": style}}
+    peer = xgrammar.GrammarCompiler(info, max_threads=1).compile_structural_tag({"type": "structural_tag", **spec})
+    grammar, rng = compile_constraint(StructuralTag(spec), byte_vocabulary()), random.Random(style)
+    for _ in range(60):
+        names = [name for name in schema["properties"] if name in ("city", "count") or rng.random() < 0.5]
+        values = [rng.choice(VALUES[name][:3] if rng.random() < 0.8 else VALUES[name]) for name in names]
+        text = "".join(written(style, name, value) for name, value in zip(names, values, strict=True)).encode()
+        matcher = xgrammar.GrammarMatcher(peer)
+        assert (all(map(matcher.accept_token, text)) and matcher.is_completed()) == accepts(grammar, text), text
+
+
 def test_parameters_in_any_order_come_once_and_required_ones_do() -> None:
     schema = {"type": "object", "properties": {n: {"type": "integer"} for n in "abc"}, "required": ["a", "b"]}
     spec = {"format": {"type": "json_schema", "json_schema": schema, "style": "qwen_xml", "any_order": True}}
