@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +38,9 @@ class Configuration(NamedTuple):
     top: int
     free: int
     counted: int
+
+
+_configuration: Callable[[tuple[int, ...]], Configuration] = partial(tuple.__new__, Configuration)  # half of its time
 
 
 class OutputMemory(NamedTuple):
@@ -355,12 +360,13 @@ class TokenWalker:
         if not loops.ready(PACKAGE):
             return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
         arrays = self.own_scratch.arrays
-        status, place, *after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.current())
-        if status == layout.DONE:
-            return Configuration(*after)
+        after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.address())
+        if after[0] >= 0:
+            return _configuration(after)
+        status = -1 - after[0]
         if status == layout.REFUSED:
             return None
-        return self._advance_from(status, place, cells, history, self.vocabulary.tokens[token] or b"")
+        return self._advance_from(status, after[1], cells, history, self.vocabulary.tokens[token] or b"")
 
     def after_token(
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int

@@ -171,14 +171,18 @@ class Matcher:
             return known[1]
         if self._generation is not self._grammar.generation:
             self.move_if_outdated()
-        mask = self._run(self._mask)
+        try:
+            mask = self._mask()
+        except StatesExhaustedError:
+            mask = self._elsewhere(self._mask)
         self._known_mask = self._at, mask
         return mask
 
     def _mask(self) -> NDArray[np.int32]:
-        walker = self._walker
+        walker, at = self._walker, self._at
         with self._generation.lock:
-            at = walker.alike(self._at)
+            if walker.automaton.gates:
+                at = walker.alike(at)
             known = walker.known_mask(at, self._cells)
             if known is not None and not walker.automaton.has_once:
                 return known
@@ -206,9 +210,14 @@ class Matcher:
         if not 0 <= token < len(vocabulary.tokens):
             return False
         data = vocabulary.tokens[token] or b""
-        at = (self._along_forced(data) if data else None) or self._run(lambda: self._after(token))
+        at = None if self._known_forced is None or not data else self._along_forced(data)
         if at is None:
-            return False
+            try:
+                at = self._after(token)
+            except StatesExhaustedError:
+                at = self._elsewhere(lambda: self._after(token))
+            if at is None:
+                return False
         self._follow(at, data, token)
         return True
 
@@ -235,7 +244,8 @@ class Matcher:
             return self._walker.advance(self._at, self._cells, self._history, data)
 
     def _after(self, token: int) -> Configuration | None:
-        self._forget_path()
+        if self._known_forced is not None:
+            self._forget_path()
         with self._generation.lock:
             return self._walker.after_token(self._at, self._cells, self._cells_address, self._history, token)
 
@@ -244,9 +254,8 @@ class Matcher:
         self._before.append((self._at, len(self._history), token))
         self._at = at
         self._history += data
-        free, spare = at.free, self._walker.num_spare_cells
-        if free + spare > len(self._cells):
-            self._set_cells(_enlarged(self._cells, free, spare))
+        if at.free > self._num_usable_cells:
+            self._set_cells(_enlarged(self._cells, at.free, self._walker.num_spare_cells))
 
     def _forget_path(self) -> None:
         """Forget the configurations along forced text: a walk is about to use the cells that they lie in."""
@@ -418,6 +427,7 @@ class Matcher:
     def _set_cells(self, cells: NDArray[np.int32]) -> None:
         self._cells = cells
         self._cells_address = int(cells.ctypes.data)
+        self._num_usable_cells = len(cells) - self._walker.num_spare_cells  # a walk uses those above
 
     def move_if_outdated(self) -> None:
         """Move to the grammar's current generation, if the output should."""
@@ -435,7 +445,11 @@ class Matcher:
         try:
             return step()
         except StatesExhaustedError:
-            self._grammar.replace(self._generation)
+            return self._elsewhere(step)
+
+    def _elsewhere(self, step: Callable[[], T]) -> T:
+        """Move the output out of a full automaton, and return the result of `step` there, as `_run`."""
+        self._grammar.replace(self._generation)
         with suppress(StatesExhaustedError):
             if self._move(self._grammar.generation):
                 return step()

@@ -38,6 +38,7 @@ from .token_trie import NUM_TRIE_COLUMNS
 Ints = NDArray[np.int32]
 # Indices of the array of addresses: each array has its address and its number of rows.
 STATES, _EDGES, _CLASSES, TARGETS, PUSHES, _RETURNS, _WORK, CONTEXT, CODES, _TEXT, STARTS = range(0, 22, 2)
+NUM_ADDRESSES = 22
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -133,7 +134,7 @@ def walk(
     )
 
 
-@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1])")
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 def advance(
     token: int,
     state: int,
@@ -143,13 +144,14 @@ def advance(
     offset: int,
     cells_address: int,
     num_cells: int,
-    packed: NDArray[np.int64],
-) -> tuple[int, int, int, int, int, int]:
+    packed_address: int,
+) -> tuple[int, int, int, int]:
     """Consume the bytes of a token from a configuration.
 
-    Returns the status, the byte to resume at, and the four fields of the new configuration. The context holds the
+    Returns the four fields of the new configuration, or -1 - status and the byte to resume at. The context holds the
     request of an interrupted step, as `walk_kernel.advance` leaves it.
     """
+    packed = carray(_int64s(packed_address), (NUM_ADDRESSES,))
     tables = _tables(packed)
     work = carray(_int32s(packed[_WORK]), (packed[_WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
@@ -167,11 +169,11 @@ def advance(
         context,
     )
     if status != DONE:
-        return status, at, 0, 0, 0, 0
+        return -1 - status, at, 0, 0
     end = last - first
     if tables[0][work[end, STATE], FLAGS] & DEAD_END != 0:
-        return REFUSED, at, 0, 0, 0, 0
-    return status, at, work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]
+        return -1 - REFUSED, at, 0, 0
+    return work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]
 
 
 @compiled("(int64[:,::1], int64[:,::1])")

@@ -108,13 +108,22 @@ class PackedArrays:
         self._others = (work, context, codes, vocabulary)
         own = addresses(*self._held, work, context, codes)
         self._addresses = np.concatenate([own, vocabulary.packed_addresses])
+        self._address = int(self._addresses.ctypes.data)
 
     @cached_property
     def advance(self) -> Any:
+        """The compiled step of a token, without numba's choice of a signature, which takes a third of its time."""
         from . import walk_packed  # not at the top: it imports numba
 
         loop: Any = walk_packed.advance
-        return loop.load()
+        (compiled,) = loop.load().overloads.values()
+        return compiled.entry_point
+
+    def address(self) -> int:
+        """Return the address of the addresses. Call it right before a step, as `current`."""
+        if self._version != self._tables.version:
+            self.current()
+        return self._address
 
     def current(self) -> NDArray[np.int64]:
         """Return the addresses. Call it right before a walk: tables are reallocated when they grow."""
