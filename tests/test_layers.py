@@ -109,6 +109,9 @@ NO_DEVICE = (
     "runtime/tokenizer",
 )
 MAX_MODULES = 20  # of a folder
+MAX_LINES, MAX_PARAMETERS = 60, 8  # of an ordinary function; some that only put parts together have more
+NUM_LONG, NUM_WIDE = 8, 10  # of these
+MAX_BENCHES = 12  # in bench/ itself
 
 
 @cache
@@ -211,6 +214,36 @@ def test_no_folder_has_too_many_modules() -> None:
     sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
     assert {folder: size for folder, size in sizes.items() if size > MAX_MODULES} == {}
     assert sizes["constrained"] <= 8
+
+
+def ordinary_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the functions that are neither kernels nor compiled loops nor commands, whose parameters are flags.
+
+    `gen`, whose parameters are those of sampling, is left out too.
+    """
+    for name, path in modules().items():
+        if name == "cli" or name.endswith("/command") or is_in(name, "kernels/cpu") or is_in(name, "kernels/triton"):
+            continue
+        for node in nodes_of(path):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name == "gen":
+                continue
+            if not any("compiled" in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield f"{name}.{node.name}", node
+
+
+@pytest.mark.slow
+def test_few_functions_are_long_or_have_many_parameters() -> None:
+    lines, parameters = {}, {}
+    for name, node in ordinary_functions():
+        lines[f"{name}:{node.lineno}"] = (node.end_lineno or 0) - node.lineno + 1
+        taken = node.args
+        named = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg]
+        parameters[f"{name}:{node.lineno}"] = sum(one is not None for one in named)
+    long = {name: number for name, number in lines.items() if number > MAX_LINES}
+    wide = {name: number for name, number in parameters.items() if number > MAX_PARAMETERS}
+    assert len(long) <= NUM_LONG, long
+    assert len(wide) <= NUM_WIDE, wide
+    assert len(list((ROOT / "bench").glob("*.py"))) <= MAX_BENCHES
 
 
 @pytest.mark.slow

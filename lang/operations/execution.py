@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -322,7 +323,7 @@ class Execution:
         if self.only_records:
             raise ValueNeeded(program_location())
         self.flush()
-        if blocking and self.loop is not None and _running_loop() is self.loop:
+        if blocking and self.loop is not None and running_loop() is self.loop:
             raise RequestError(
                 f"{program_location()}: reading waits, and would block the event loop of an async program; "
                 "use `await s.get(name)`, `await s.wait()` or `async for ... in s.text_async_iter()` first",
@@ -397,7 +398,7 @@ class Execution:
         with self._sending:
             if (keeper := self._keeper()) is not None and keeper._deferred is not None:
                 keeper._deferred.append((message, log))
-            elif self.loop is not None and _is_text(message) and _running_loop() is self.loop:
+            elif self.loop is not None and _is_text(message) and running_loop() is self.loop:
                 if not self._texts or isinstance(self._texts[-1], session.Open):
                     self.loop.call_soon(self._send_texts)
                 self._texts.append(message)
@@ -492,10 +493,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _running_loop() -> AbstractEventLoop | None:
-    import asyncio  # loaded already where there is a loop
-
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+def running_loop() -> AbstractEventLoop | None:
+    """Return the event loop that runs in this thread."""
+    asyncio = sys.modules.get("asyncio")  # not loaded: no loop runs
+    return None if asyncio is None else asyncio._get_running_loop()

@@ -19,7 +19,7 @@ from ...runtime.protocol.sampling import Constraint
 from ...runtime.protocol.session import ToFrontend
 from ..expressions.lowering import Defaults
 from ..expressions.symbols import ArgumentNeeded, as_symbol, odd_symbol, symbol, with_values
-from ..operations.execution import Execution, ValueNeeded
+from ..operations.execution import Execution, ValueNeeded, running_loop
 from ..operations.operation_log import OperationLog
 from ..operations.source_location import traceback_location
 from ..operations.state_handle import StateHandle
@@ -180,9 +180,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, run in a thread if an event loop runs already. Raises its exception."""
     import asyncio
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if running_loop() is None:
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()

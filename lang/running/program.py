@@ -16,7 +16,7 @@ from ...runtime.protocol.sampling import SamplingParams
 from ..backends.backend import Backend, channel_of
 from ..expressions.attempts import check_of
 from ..expressions.lowering import check_defaults
-from ..operations.execution import Execution
+from ..operations.execution import Execution, running_loop
 from ..operations.hooks import current_hooks
 from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
@@ -130,7 +130,7 @@ class Program(DeclaredProgram, Generic[P, R]):
         with Folded():
             call = self._make_call(args, own, given, False, caller)
         channel = runner.channel_for(caller, None)
-        if self.is_async and (self._result is not signatures.NOTHING or runner.is_loop_running()):
+        if self.is_async and (self._result is not signatures.NOTHING or running_loop() is not None):
             return self._answer_async(runner.run_async(channel, call))
         with Folded():
             state = runner.run_now(channel, call)

@@ -20,7 +20,7 @@ from ...runtime.protocol.session import Budget
 from ..backends.backend import Backend, Channel, channel_of
 from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults
-from ..operations.execution import Execution, ValueNeeded
+from ..operations.execution import Execution, ValueNeeded, running_loop
 from ..operations.hooks import Hook
 from ..operations.recording import Recording, is_recording_all
 from ..operations.source_location import definition_line, traceback_location
@@ -317,19 +317,11 @@ class AbandonedOnError:
 def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
     import asyncio
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if running_loop() is None:
         asyncio.run(coroutine)
         return
     coroutine.close()
     raise RequestError("an event loop runs here: run an async program with `await program.arun(...)`")
-
-
-def is_loop_running() -> bool:
-    """Return whether an event loop runs in this thread."""
-    asyncio = sys.modules.get("asyncio")  # not loaded: no loop runs
-    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def warn_if_loop_runs(name: str, instead: str | None = None) -> None:
@@ -338,7 +330,7 @@ def warn_if_loop_runs(name: str, instead: str | None = None) -> None:
     `instead`: the method that does not. None: it is called as a function.
     """
     # In a notebook every cell runs in the loop, and blocking it is what running a cell does.
-    if not is_loop_running() or "ipykernel" in sys.modules:
+    if running_loop() is None or "ipykernel" in sys.modules:
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and is_ours(frame.f_code.co_filename):
