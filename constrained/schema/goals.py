@@ -39,13 +39,13 @@ from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .listed.evaluation import SparseTruths, part_truth
 from .listed.finite_values import Canonical, has_room, value_of
-from .listed.simplification import lists_values, with_listed_values
+from .listed.simplification import lists_values, with_listed_values, without_excluded
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
 from .nesting import DepthGoals
-from .number_parts import NumberPart, join_numbers, number_product, number_universe
 from .number_parts import candidates as number_candidates
+from .number_parts import join_numbers, number_product, number_universe
 from .objects.object_context import ObjectContext, is_plain
 from .objects.object_states import ObjectState
 from .quick_checks import are_disjoint, combination_key, content_key, is_bare_reference, quick_satisfiable
@@ -260,7 +260,7 @@ class GoalCompiler(SchemaCompiler):
                     return self._simplified(choices, kind)
             others = [part for part in formula.parts if isinstance(part, apart)]
             if kind in ("string", "number"):
-                joined, others = _without_listed(joined, others)
+                joined, others = without_excluded(joined, others)
                 if joined is False:
                     return False
             alternatives = [part for part in others if isinstance(part, Or | ExactlyOne)]
@@ -467,30 +467,6 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
-
-
-def _without_listed(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:
-    """Leave listed values that are excluded out of a part, or exclude them together."""
-    listed = [part.part for part in others if isinstance(part, Not) and _listed(part.part) is not None]
-    excluded = frozenset[Any]().union(*(_listed(part) or () for part in listed))
-    if not excluded:
-        return joined, others
-    rest = [part for part in others if not (isinstance(part, Not) and part.part in listed)]
-    values = _listed(joined)
-    if values is not None:
-        return _with_listed(joined, values - excluded), rest
-    return joined, [*rest, neg(_with_listed(listed[0], excluded))]
-
-
-def _listed(part: Formula) -> frozenset[Any] | None:
-    """Return the values of a part that only lists these."""
-    return part.texts if isinstance(part, StringPart) else part.values if isinstance(part, NumberPart) else None
-
-
-def _with_listed(part: StringPart | NumberPart, values: frozenset[Any]) -> Formula:
-    if not values:
-        return False
-    return StringPart(texts=values) if isinstance(part, StringPart) else NumberPart(digits=part.digits, values=values)
 
 
 def _is_unaffected(content: Hashable) -> bool:

@@ -1,4 +1,4 @@
-"""Formulas that given objects or arrays satisfy, made one part that lists them.
+"""Formulas that given values satisfy, made one part that lists them.
 
 The values are compared with what else a formula says, so that no product of parts is needed.
 """
@@ -173,3 +173,27 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
             return False
         found = found and truth
     return found
+
+
+def without_excluded(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:
+    """Leave the listed texts or numbers that `others` exclude out of the part `joined`, or exclude them together."""
+    listed = [part.part for part in others if isinstance(part, Not) and _given(part.part) is not None]
+    excluded = frozenset[Any]().union(*(_given(part) or () for part in listed))
+    if not excluded:
+        return joined, others
+    rest = [part for part in others if not (isinstance(part, Not) and part.part in listed)]
+    values = _given(joined)
+    if values is not None:
+        return _giving(joined, values - excluded), rest
+    return joined, [*rest, neg(_giving(listed[0], excluded))]
+
+
+def _given(part: Formula) -> frozenset[Any] | None:
+    """Return the values of a part that only lists these."""
+    return part.texts if isinstance(part, StringPart) else part.values if isinstance(part, NumberPart) else None
+
+
+def _giving(part: StringPart | NumberPart, values: frozenset[Any]) -> Formula:
+    if not values:
+        return False
+    return StringPart(texts=values) if isinstance(part, StringPart) else NumberPart(digits=part.digits, values=values)
