@@ -1,12 +1,14 @@
 """Steps of a model on a CPU, by kind: decode rows, shared prefixes, prompt chunks, and mixes of them.
 
     python -P bench/cpu_steps.py [MODEL] [--dtype bfloat16] [--kv-dtype int8] [--before CHECKOUT/.venv/bin/python]
+    python -P bench/cpu_steps.py [MODEL] --dtype bfloat16 --formats auto,int8,fp8,int4
 
 Each kind of step is computed from its inputs to its logits, over a cache of random numbers or codes. `--before` names
 the Python of an environment with another checkout installed: both compute each kind in turn, `--rounds` times, and the
 median of the rounds' ratios is shown. The last columns are the products' work of the step, and the rate at which it was
-computed. With `--processor-time` milliseconds are those of all threads' processor time, which says more where other
-processes run.
+computed. With `--formats` the dtypes of keys and values take turns, over decode rows and a chunk: shown are the medians
+of their rounds' ratios to the first one, above 1 where a dtype is faster than that. With `--processor-time`
+milliseconds are those of all threads' processor time, which says more where other processes run.
 """
 
 from __future__ import annotations
@@ -75,6 +77,14 @@ def kinds() -> dict[str, list[Any]]:
     }
 
 
+def kinds_of_formats() -> dict[str, list[Any]]:
+    return {
+        "8 rows at 1,000": rows(8, 992, 1, own=8, pages_from=0),
+        "8 rows at 8,000": rows(8, 7984, 1, own=16, pages_from=0),
+        "a chunk of 512 behind 512": rows(1, 512, 512, pages_from=0),
+    }
+
+
 def set_threads(threads: int) -> None:
     """Set the threads of torch and of compiled loops."""
     from ramiform.kernels.cpu import thread_pool
@@ -83,27 +93,30 @@ def set_threads(threads: int) -> None:
     thread_pool.set_num_threads(threads)
 
 
-def random_cache(model: Any, num_pages: int, *, int8: bool = False) -> Any:
-    """Return layers of a cache of random numbers, in the model's dtype or in int8."""
+def random_cache(model: Any, num_pages: int, kv_dtype: str = "auto") -> Any:
+    """Return layers of a cache of random numbers, in the model's dtype or in one of codes."""
     from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 
     config, device = model.config, torch.device("cpu")
-    if not int8:
+    if kv_dtype == "auto":
         memory = KvMemory(config, num_pages, device=device, dtype=model.dtype)
         for part in (memory.k_LSKD, memory.v_LSKD):
             part.normal_()
         return KvPool(memory).layers
     try:
+        from ramiform.kernels.reference.quantise import E4M3, PACKED_INT4
         from ramiform.kernels.reference.scaled_codes import pack
         from ramiform.runtime.models.stored.kv_scales import KvStatistics
     except ImportError:  # an older checkout
         return _cache_with_static_scales(config, num_pages)
-    memory = KvMemory(config, num_pages, device=device, dtype=torch.int8, is_scaled=True)
+    dtype = {"int8": torch.int8, "fp8": E4M3, "int4": PACKED_INT4}[kv_dtype]
+    memory = KvMemory(config, num_pages, device=device, dtype=dtype, is_scaled=True)
     for part in (*memory.k_LSKD, *memory.v_LSKD):
-        part.copy_(pack(torch.randn(*part.shape[:2], config.head_dim), torch.int8))
+        part.copy_(pack(torch.randn(*part.shape[:2], config.head_dim), dtype))
     nothing = torch.zeros(config.num_kv_layers, config.num_kv_heads, config.head_dim)
-    frequencies = torch.zeros(config.num_kv_layers, config.head_dim // 2)
-    return KvPool(memory, None, KvStatistics(frequencies, nothing, nothing, torch.ones_like(nothing))).layers
+    frequencies = 1e6 ** -(torch.arange(config.head_dim // 2) / (config.head_dim // 2))
+    every = frequencies.expand(config.num_kv_layers, -1).contiguous()
+    return KvPool(memory, None, KvStatistics(every, nothing, nothing, torch.ones_like(nothing))).layers
 
 
 def _cache_with_static_scales(config: Any, num_pages: int) -> Any:
@@ -137,28 +150,48 @@ def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) ->
     return compute
 
 
-def worker(model: str | None, dtype: str, kv_dtype: str, threads: int, repeat: int, processor_time: bool) -> Ask:
-    """Return what computes a kind of step, and gives its seconds and the model's number of parameters."""
+def worker(model: str | None, dtype: str, threads: int, repeat: int, processor_time: bool) -> Ask:
+    """Return what computes a kind of step over a cache of a dtype and a number of pages, and gives its seconds and the
+    model's number of parameters."""
     from ramiform.runtime.models.checkpoint import find_checkpoint
     from ramiform.runtime.models.load import load_model
 
     set_threads(threads)
     decoder = load_model(find_checkpoint(model), device=torch.device("cpu"), dtype=getattr(torch, dtype))
-    layers, steps = random_cache(decoder, 1200, int8=kv_dtype == "int8"), kinds()
+    caches: dict[tuple[str, int], Any] = {}
+    steps = kinds() | kinds_of_formats()
     clock = time.process_time if processor_time else time.perf_counter
 
-    def measure(name: str) -> tuple[float, int]:
-        compute = step_of(decoder, steps[name], layers, whole=True)
+    def measure(question: tuple[str, str, int]) -> tuple[float, int]:
+        name, kv_dtype, num_pages = question
+        if (kv_dtype, num_pages) not in caches:
+            caches[kv_dtype, num_pages] = random_cache(decoder, num_pages, kv_dtype)
+        compute = step_of(decoder, steps[name], caches[kv_dtype, num_pages], whole=True)
         compute()
         return statistics.median(timed(clock, compute) for _ in range(repeat)), decoder.num_parameters
 
     return measure
 
 
+def compare_formats(ask: Ask, formats: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Return rows of the steps' times with each dtype of keys and values, which take turns."""
+    found = []
+    for name, step in kinds_of_formats().items():
+        pages = 1 + max(page for row in step for page in row.pages)
+        ways = {each: lambda _, each=each: ask((name, each, pages))[0] for each in formats}  # noqa: B023  (called here)
+        times = interleaved(rounds, ways)
+        row: dict[str, Any] = {"step": name, f"{formats[0]} ms": f"{1e3 * statistics.median(times[formats[0]]):.1f}"}
+        row |= {each: f"{median_ratio(times[formats[0]], times[each]):.2f}" for each in formats[1:]}
+        found.append(row)
+        print(table(found[-1:]).splitlines()[-1], flush=True)
+    return found
+
+
 def main(
     model: Model = None,
     dtype: Annotated[str, typer.Option(help="of weights and cache")] = "float32",
-    kv_dtype: Annotated[str, typer.Option(help="auto: that of --dtype; or int8")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="auto: that of --dtype; int8, fp8 or int4")] = "auto",
+    formats: Annotated[str, typer.Option(help="of keys and values, that take turns; the first is the base")] = "",
     threads: Threads = 2,
     repeat: Annotated[int, typer.Option(help="steps of each kind in a round")] = 5,
     rounds: Annotated[int, typer.Option(help="of each kind, after one that warms up")] = 5,
@@ -167,15 +200,23 @@ def main(
     only: Only = "",
     out: Out = None,
 ) -> None:
-    settings = {"model": model, "dtype": dtype, "kv_dtype": kv_dtype, "threads": threads, "repeat": repeat}
-    settings["processor_time"] = processor_time
+    settings = {"model": model, "dtype": dtype, "threads": threads, "repeat": repeat, "processor_time": processor_time}
+    if formats:
+        with checkouts(__file__, None, **settings) as [ask]:
+            report(
+                "Steps on a CPU by the dtype of keys and values",
+                table(compare_formats(ask, formats.split(","), rounds)),
+                out=out,
+            )
+        return
     found = []
     with checkouts(__file__, before, **settings) as asks:
         for name, step in kinds().items():
             if only in name:
                 ways = dict(zip(("now", "before"), asks, strict=False))
                 answers = interleaved(
-                    rounds, {key: lambda _, ask=ask, name=name: ask(name) for key, ask in ways.items()}
+                    rounds,
+                    {key: lambda _, ask=ask, name=name: ask((name, kv_dtype, 1200)) for key, ask in ways.items()},
                 )
                 times = {key: [own for own, _ in found] for key, found in answers.items()}
                 seconds, (_, parameters) = statistics.median(times["now"]), answers["now"][0]

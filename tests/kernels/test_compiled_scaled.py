@@ -64,7 +64,7 @@ def test_scores_take_the_offset_and_bits_are_a_query_s_own(dtype: torch.dtype, D
             layout = attention_layout(ROWS, page_size=PAGE, window=window, dtype=model, device=CPU)
             want = paged_attention(q_THD, kv, layout, 0.02, cap, sinks)
             got = compiled(q_THD, kv, ROWS, window, cap, sinks)
-            tolerance = 5e-5 if model == torch.float32 else 1e-2
+            tolerance = 5e-4 if model == torch.float32 else 1e-2
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
     alone, together = compiled(q_THD[70:71], kv, ROWS[1:2]), compiled(q_THD, kv, ROWS)
     assert torch.equal(alone[0], together[70])

@@ -2,13 +2,16 @@
 
 A block's first place is a multiple of BLOCK, so that the offset of its key at place p = BLOCK P + j is
 R(BLOCK P) (R(j) m): R(j) m are constants of a layer, R(BLOCK P) one row of angles a block. A product with a query takes
-the turn back by the block: q . R(p) m = (R(-BLOCK P) q) . (R(j) m).
+the turn back by the block: q . R(p) m = (R(-BLOCK P) q) . (R(j) m). Pairs that turn little within a block are
+polynomials of j there, whose coefficients all of them share: `TERMS` products take their place.
 
-Legend: K key/value heads, D head size, P blocks.
+Legend: K key/value heads, D head size, P blocks, E fast pairs, M = 2 E + TERMS, filled up to vectors.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,6 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numba import carray, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ...reference.scaled_codes import BOUNDS, CLIPS, E5M3_BIAS, GROUP, LARGEST_LEVEL, KeyBasis
@@ -23,11 +27,15 @@ from ..bfloat16 import float32_to_bfloat16
 from ..compiled import Floats, Ints, compiled_in_order
 from ..instructions import HOST
 from ..pointers import address_of, pointer_to
-from .inner import BLOCK, E4M3_CODES, INT8, pack_keys
+from ..products.tile import F32, I64, FloatBuilder
+from .inner import BLOCK, E4M3_CODES, INT8, TOTAL_BYTES, pack_keys
 from .plan import set_addresses
 
 _BLOCKS = 1024  # of which angles are kept; those of others are computed when they are met
-FACTORS, FIRSTS, OFFSETS, PACKED_OFFSETS, ANGLES, FREQUENCIES = range(6)
+FACTORS, FIRSTS, OFFSETS, PACKED_TERMS, ANGLES, FREQUENCIES, SERIES, FAST, NUM_TERMS, WORDS = range(10)
+TERMS = max(8, HOST.lanes)  # coefficients of a polynomial of the place in a block
+_SERIES_ERROR = 4e-7  # of a cosine by such a polynomial
+_UNROLLED = 2  # slow pairs whose sums are taken at once
 _LEAST_SCALE, _LARGEST_E4M3, _LARGEST_INT8 = np.float32(2.0**-100), np.float32(448), np.float32(127)
 _LARGEST_LEVEL, _E5M3_BASE = np.float32(LARGEST_LEVEL), (127 - E5M3_BIAS) << 3
 _LEVEL_BOUNDS = tuple(np.float32(bound) for bound in BOUNDS)
@@ -39,8 +47,10 @@ _halves = pointer_to(types.uint16)
 
 class BasisArrays(NamedTuple):
     """Arrays of a basis, and their addresses: of factors [K, D], what the row of position 0 is more than the mean
-    [K, size], offsets [K, BLOCK, size], the same packed as for `score_rows`, angles [P, D] (cosines, then sines, of
-    blocks' first places) and frequencies, float64 [D / 2]. `size` is D rounded up to vectors; zeros fill it."""
+    [K, size], offsets [K, BLOCK, size], those of fast pairs and a polynomial's terms packed as for `score_rows`
+    [K, BLOCK M], angles [P, D] (cosines, then sines, of blocks' first places), frequencies, float64 [D / 2], and slow
+    pairs' coefficients [K, D / 2 - E, 2, TERMS]; at last the numbers E and M. `size` is D rounded up to vectors; zeros
+    fill it."""
 
     words: Ints
     arrays: tuple[NDArray[np.generic], ...]
@@ -65,13 +75,34 @@ def _make_arrays(basis: KeyBasis) -> BasisArrays:
     offsets[:, :, :D] = within.offsets(torch.arange(BLOCK)).transpose(0, 1).numpy()
     firsts = np.zeros((K, size), np.float32)
     firsts[:, :D] = (basis.first_KD - basis.mean_KD).numpy()
-    packed = np.zeros((K, BLOCK * size), np.float32)
-    addresses = np.empty(BLOCK, np.int64)
+    x = (2 * np.arange(BLOCK) + 1) / BLOCK - 1
+    terms = np.polynomial.chebyshev.chebvander(x, TERMS - 1)  # orthogonal at these places
+    by_channel = within.offsets(torch.arange(BLOCK), torch.float64).permute(1, 2, 0).numpy()
+    fast = _num_fast(frequencies)
+    is_fast = np.arange(D) % (D // 2) < fast
+    # Of each slow pair the first channel, then the second.
+    series = (by_channel[:, ~is_fast] @ np.linalg.pinv(terms).T).reshape(K, 2, D // 2 - fast, TERMS)
+    series = np.ascontiguousarray(series.swapaxes(1, 2), np.float32)
+    num_terms = -(-(2 * fast + TERMS) // HOST.lanes) * HOST.lanes
+    rows = np.zeros((K, BLOCK, num_terms), np.float32)
+    rows[:, :, : 2 * fast] = by_channel[:, is_fast].swapaxes(1, 2)
+    rows[:, :, 2 * fast : 2 * fast + TERMS] = terms
+    packed, addresses = np.zeros((K, BLOCK * num_terms), np.float32), np.empty(BLOCK, np.int64)
     for head in range(K):
-        _pack_offsets(offsets[head], addresses, packed[head])
+        _pack_rows(rows[head], addresses, packed[head])
     factors = np.ascontiguousarray(basis.factor_KD.float().numpy())
-    arrays = factors, firsts, offsets, packed, _angles(frequencies.tobytes()), frequencies
-    return BasisArrays(np.array([array.ctypes.data for array in arrays]), arrays)
+    arrays = factors, firsts, offsets, packed, _angles(frequencies.tobytes()), frequencies, series
+    return BasisArrays(np.array([*(array.ctypes.data for array in arrays), fast, num_terms]), arrays)
+
+
+def _num_fast(frequencies: NDArray[np.float64]) -> int:
+    """Return how many of the first pairs are computed one by one: none behind them turns fast. An even number is
+    left."""
+    half = BLOCK / 2 * np.abs(frequencies)
+    # The remainder of Chebyshev's interpolation of a cosine: x^n / (2^(n - 1) n!).
+    error = half**TERMS / (2.0 ** (TERMS - 1) * math.factorial(TERMS))
+    found = int(np.flatnonzero(error > _SERIES_ERROR).max(initial=-1)) + 1
+    return found + (len(half) - found) % _UNROLLED
 
 
 @lru_cache(maxsize=8)
@@ -81,16 +112,16 @@ def _angles(frequencies: bytes) -> Floats:
 
 
 @compiled_in_order("void(float32[:,::1], int64[::1], float32[::1])")
-def _pack_offsets(offsets: Floats, addresses: Ints, packed: Floats) -> None:
-    """Pack the offsets of a head."""
-    set_addresses(address_of(offsets), 4 * offsets.shape[1], BLOCK, address_of(addresses))
-    pack_keys(address_of(addresses), 0, offsets.shape[1], BLOCK, address_of(packed))
+def _pack_rows(rows: Floats, addresses: Ints, packed: Floats) -> None:
+    """Pack what a head's products take as keys."""
+    set_addresses(address_of(rows), 4 * rows.shape[1], BLOCK, address_of(addresses))
+    pack_keys(address_of(addresses), 0, rows.shape[1], BLOCK, address_of(packed))
 
 
 @compiled_in_order("void(int64, int64, int64, int64)")
 def find_angles(basis: int, D: int, block: int, to: int) -> None:
     """Write the cosines and sines of a block's first place, D numbers."""
-    words, to_D = carray(_ints(basis), (6,)), carray(_floats(to), (D,))
+    words, to_D = carray(_ints(basis), (WORDS,)), carray(_floats(to), (D,))
     half = D // 2
     if block < _BLOCKS:
         kept_D = carray(_floats(words[ANGLES] + 4 * D * block), (D,))
@@ -103,13 +134,57 @@ def find_angles(basis: int, D: int, block: int, to: int) -> None:
         to_D[d], to_D[half + d] = np.float32(np.cos(phase)), np.float32(np.sin(phase))
 
 
-@compiled_in_order("void(int64, int64, int64, int64)")
-def turn_back(source: int, angles: int, D: int, to: int) -> None:
-    """Write D numbers, turned back by angles."""
-    x, angle, y, half = carray(_floats(source), (D,)), carray(_floats(angles), (D,)), carray(_floats(to), (D,)), D // 2
+@intrinsic  # type: ignore[untyped-decorator]
+def _sum_series(_: Any, first: Any, second: Any, series: Any, count: Any, to: Any) -> Any:
+    """Write the sums of TERMS coefficients each, times the channels of `count` > 0 pairs, a multiple of _UNROLLED. For
+    compiled loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        b = FloatBuilder(builder)
+        first, second, series, count, to = args
+        vectors = range(0, 4 * TERMS, TOTAL_BYTES)
+
+        def some(pair: Any, *sums: Any) -> Sequence[Any]:
+            rows, found = b.address(series, builder.mul(pair, I64(8 * TERMS))), list(sums)
+            for at in range(2 * _UNROLLED):
+                channel = b.address((first, second)[at % 2], builder.mul(pair, I64(4)), at // 2 * 4)
+                x = b.splat(b.load(channel, F32))
+                for vector, byte in enumerate(vectors):
+                    place = at * len(vectors) + vector
+                    found[place] = b.call("fmuladd", x, b.load(b.address(rows, 4 * TERMS * at + byte)), found[place])
+            return found
+
+        sums = b.loop(count, _UNROLLED, [b.constant(0.0)] * (2 * _UNROLLED * len(vectors)), some)
+        for vector, byte in enumerate(vectors):
+            parts = sums[vector :: len(vectors)]
+            while len(parts) > 1:
+                parts = [builder.fadd(x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+            b.store(parts[0], b.address(to, byte))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")
+def turn_back(source: int, angles: int, basis: int, head: int, D: int, turned: int, to: int) -> None:
+    """Write M numbers whose product with a head's packed terms is that of D numbers, turned back by angles, with its
+    offsets. `turned` is memory for D numbers."""
+    words, half = carray(_ints(basis), (WORDS,)), D // 2
+    fast, num_terms = words[FAST], words[NUM_TERMS]
+    x, angle, y = carray(_floats(source), (D,)), carray(_floats(angles), (D,)), carray(_floats(turned), (D,))
+    to_M = carray(_floats(to), (num_terms,))
     for d in range(half):
         low, high, cos, sin = x[d], x[half + d], angle[d], angle[half + d]
         y[d], y[half + d] = low * cos + high * sin, high * cos - low * sin
+    for d in range(fast):
+        to_M[d], to_M[fast + d] = y[d], y[half + d]
+    for d in range(2 * fast, num_terms):
+        to_M[d] = 0
+    if fast < half:
+        slow = half - fast
+        _sum_series(
+            turned + 4 * fast, turned + 4 * (half + fast), words[SERIES] + 8 * TERMS * slow * head, slow, to + 8 * fast
+        )
 
 
 @compiled_in_order("void(int64, int64)")
@@ -131,7 +206,7 @@ def rotate(numbers: int, D: int) -> None:
 def relative_key(key: int, basis: int, head: int, D: int, size: int, position: int) -> None:
     """Replace a key after its rotary embedding by what is stored of it, before rounding. Takes D more numbers behind
     the key's `size`."""
-    words, half, x = carray(_ints(basis), (6,)), D // 2, carray(_floats(key), (D,))
+    words, half, x = carray(_ints(basis), (WORDS,)), D // 2, carray(_floats(key), (D,))
     m = carray(_floats(words[OFFSETS] + 4 * size * (head * BLOCK + position % BLOCK)), (D,))
     first, factor = (
         carray(_floats(words[FIRSTS] + 4 * size * head), (D,)),

@@ -362,7 +362,7 @@ def _fetch(_: Any, address: Any) -> Any:
 
 
 @loops.compiled_once("void(int64, int64, int64, int64, int64, int64)", error_model="numpy")
-def _fetch_keys(addresses: int, first: int, end: int, offset: int, num_bytes: int, to_values: int) -> None:
+def fetch_keys(addresses: int, first: int, end: int, offset: int, num_bytes: int, to_values: int) -> None:
     """Fetch the bytes that lie `offset` behind some keys' addresses, and those `to_values` behind these."""
     addresses_L = carray(_ints(addresses), (BLOCK,))
     for key in range(first, min(end, BLOCK)):
@@ -432,7 +432,7 @@ def attend_block(
                 mask_scores(scores, begin, end, cap)
             at = row + r
             if coming != 0:  # with each row some: the processor drops fetches when many are under way
-                _fetch_keys(coming, at * fetched, (at + 1) * fetched, offset, 2 * size, to_values)
+                fetch_keys(coming, at * fetched, (at + 1) * fetched, offset, 2 * size, to_values)
             _weigh_scores(scores, bases + 4 * at, totals + TOTAL_BYTES * at, sums + 4 * size * at, size)
         pairs = max((last + 1) // 2, 1)
         d, to = 0, sums + 4 * size * row

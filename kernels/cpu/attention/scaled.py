@@ -21,7 +21,10 @@ from ..pointers import address_of, pointer_to
 from .basis import (
     FACTORS,
     FIRSTS,
-    PACKED_OFFSETS,
+    NUM_TERMS,
+    PACKED_TERMS,
+    TERMS,
+    WORDS,
     e5m3_scale,
     find_angles,
     pack_numbers,
@@ -42,32 +45,55 @@ from .blocks import (
     VALUES,
     begin_rows,
     score,
-    weigh,
 )
+from .dots import fetch_keys
 from .inner import (
     BLOCK,
+    E4M3_CODES,
     FOUR_BITS,
-    KEYS_AT_ONCE,
+    INT8,
     LOG2_E,
     ROW_BYTES,
     ROWS,
     TOTAL_BYTES,
-    gather,
     mask_scores,
-    pack_keys,
     read_query,
     total_weight,
     weigh_scores,
     write_output,
 )
+from .pairs import (
+    CHANNEL,
+    CHANNELS,
+    CHUNK,
+    END,
+    FIRST,
+    FORMATS,
+    KEYS_AT_ONCE,
+    SEGMENT_FIELDS,
+    WEIGHT_BYTES,
+    find_segments,
+    pack_keys,
+    pack_values,
+    round_query,
+    round_weights,
+)
+from .pairs import score as score_codes
+from .pairs import weigh as weigh_codes
 from .plan import copy_block, find_addresses, read_block, set_addresses
-from .plan_array import BEGINS, ENDS, HEADS, MAX_QUERIES, SEGMENT_FIELDS, SEGMENTS, TILE_FIELDS, TILES, TOKENS
+from .plan_array import BEGINS, ENDS, HEADS, MAX_QUERIES, SEGMENTS, TILE_FIELDS, TILES, TOKENS
 from .plan_array import GROUP as QUERY_GROUP
+from .plan_array import SEGMENT_FIELDS as SEGMENT_WORDS
 
 LANES = HOST.lanes
-_SCALE_BYTES = 2
+_UNIT_E4M3, _UNIT_FOUR_BITS = (np.float32(FORMATS[form].unit) for form in (E4M3_CODES, FOUR_BITS))
+_MOST_INT8, _MOST_E4M3, _MOST_FOUR_BITS = (
+    (np.float32(FORMATS[form].most_of_query), np.float32(FORMATS[form].most_of_weights))
+    for form in (INT8, E4M3_CODES, FOUR_BITS)
+)
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+_ints_32 = pointer_to(types.int32)
 _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 
 
@@ -75,116 +101,107 @@ _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 def scaled_scratch_size(plan: Ints, kv: Ints) -> int:
     """Return the float32s of scratch memory that a thread needs for the plan's tasks."""
     rows = plan[MAX_QUERIES] * plan[QUERY_GROUP] * plan[HEADS] + ROWS
-    size = -(-kv[HEAD_SIZE] // LANES) * LANES
-    return rows * (4 * size + 2 * BLOCK + LANES + 1) + 4 * BLOCK * size + 10 * BLOCK + size + 2 * LANES  # type: ignore[no-any-return]
+    D = kv[HEAD_SIZE]
+    size, Z, groups = _sizes(D)
+    of_row = size + (size + TERMS + LANES) + Z // 2 + Z + LANES + 2 + (BLOCK + 1) + groups * (BLOCK // 2 + 1)
+    return (
+        rows * of_row
+        + BLOCK * (2 * Z + 2 * groups + D // 4 + 24)
+        + size
+        + 64 * LANES
+        + 8 * SEGMENT_FIELDS * (D // 16 + 2)
+    )  # type: ignore[no-any-return]
 
 
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
-def _unpack(
-    dtype: int, addresses: int, offset: int, num: int, D: int, size: int, staged: int, to: int, scales: int
-) -> None:
-    """Write a block's keys or values as float32s, `size` each, and their scales: 1 of four bits, which are multiplied
-    already. They lie `offset` bytes behind BLOCK addresses. `staged` is memory for their bytes and addresses."""
-    addresses_L, scales_L = carray(_ints(addresses), (BLOCK,)), carray(_floats(scales), (BLOCK,))
-    for key in range(num, BLOCK):
-        scales_L[key] = 0
-    if dtype == FOUR_BITS:
-        for key in range(num):
-            scales_L[key] = 1
-            _unpack_levels(addresses_L[key] + offset, D, size, staged, to + 4 * size * key)
-        return
+@compiled_in_order("UniTuple(int64, 3)(int64)")
+def _sizes(D: int) -> tuple[int, int, int]:
+    """Return D rounded up to vectors, at most so many channels with what fills up segments, and groups of channels."""
+    groups = -(-D // GROUP)
+    return -(-D // LANES) * LANES, D + CHUNK * (groups + 2), groups
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64)")
+def _find_scales(dtype: int, addresses: int, offset: int, num: int, groups: int, scales: int) -> None:
+    """Write what 1 of a widened code is, for a block's keys or values and each group of channels; 0 behind them."""
+    addresses_L, scales_GL = carray(_ints(addresses), (BLOCK,)), carray(_floats(scales), (groups, BLOCK))
+    bits_GL = carray(_ints_32(scales), (groups, BLOCK))
     for key in range(num):
-        scales_L[key] = widen(carray(_halves(addresses_L[key] + offset), (1,))[0])
-    if size == D:
-        gather(dtype, addresses, offset + _SCALE_BYTES, num, size, to)
-        return
-    copy_block(addresses, offset + _SCALE_BYTES, num, D, size, staged + 8 * BLOCK)
-    set_addresses(staged + 8 * BLOCK, size, num, staged)
-    gather(dtype, staged, 0, num, size, to)
+        if dtype == FOUR_BITS:
+            codes = carray(_bytes(addresses_L[key] + offset), (groups,))
+            for g in range(groups):
+                bits_GL[g, key] = codes[g]
+        else:
+            scale = widen(carray(_halves(addresses_L[key] + offset), (1,))[0])
+            scales_GL[0, key] = scale if dtype == INT8 else scale * _UNIT_E4M3
+    for g in range(groups):
+        if dtype == FOUR_BITS:
+            for key in range(num):
+                scales_GL[g, key] = e5m3_scale(np.uint8(bits_GL[g, key])) * _UNIT_FOUR_BITS
+        for key in range(num, BLOCK):
+            scales_GL[g, key] = 0
 
 
-@compiled_in_order("void(int64, int64, int64, int64, int64)")
-def _unpack_levels(source: int, D: int, size: int, staged: int, to: int) -> None:
-    """Write the numbers of a key or value of four bits, and zeros up to `size`; `staged` is memory for D float32s."""
-    G, half = -(-D // GROUP), D // 2
-    scales, codes, to_D = (
-        carray(_bytes(source), (G,)),
-        carray(_bytes(source + G), (half,)),
-        carray(_floats(to), (size,)),
-    )
-    scale_D = carray(_floats(staged), (D,))
-    for g in range(G):
-        scale = e5m3_scale(scales[g])
-        for d in range(g * GROUP, min(D, (g + 1) * GROUP)):
-            scale_D[d] = scale
-    for d in range(half):
-        c = np.float32(np.int32(codes[d] & 15)) - np.float32(7.5)
-        to_D[d] = c * (np.float32(1) + c * c * np.float32(1 / 128)) * scale_D[d]
-    for d in range(half):
-        c = np.float32(np.int32(codes[d] >> 4)) - np.float32(7.5)
-        to_D[half + d] = c * (np.float32(1) + c * c * np.float32(1 / 128)) * scale_D[half + d]
-    for d in range(D, size):
-        to_D[d] = 0
-
-
-@compiled_in_order(f"void({', '.join(['int64'] * 16)}, float32, int64)")
+@compiled_in_order(f"void({', '.join(['int64'] * 16)}, float32, float32, int64)")
 def _attend_block(
-    keys: int,
-    offsets: int,
-    first: int,
-    values: int,
-    key_scales: int,
-    value_scales: int,
+    blocks: int,
     base: int,
     num_keys: int,
     size: int,
+    Z: int,
+    groups: int,
+    count: int,
     queries: int,
-    turned: int,
-    to_plain: int,
+    factors: int,
+    plain: int,
+    terms: int,
+    M: int,
     rows_at: int,
     spans: int,
     num_queries: int,
     group: int,
     cap: float,
+    most: float,
     scores: int,
 ) -> None:
     """Add a block's values to the sums of `num_queries` times `group` rows, by the weights of its keys.
 
-    The block has `num_keys` keys from the place `base` on: packed `keys` and `offsets`, the addresses of `values`,
-    their scales, and `first`, what position 0 is more than its offset. `queries` and `turned` are the rows' queries,
-    for keys and for offsets; `to_plain` is the way from the former to those for `first`. At `rows_at` are the addresses
-    of sums, bases and totals, at `spans` those of the places that the queries see. `scores` is memory for twice the
-    rows and ROWS more.
+    The block has `num_keys` keys from the place `base` on. At `blocks` are the addresses of what it consists of: packed
+    keys and values, their scales for `groups` groups of channels, packed offsets, what position 0 is more than its
+    offset, and the table of `count` segments. Of the rows these are addresses: `queries` as words with `factors`,
+    `plain` for position 0, `terms` (M each) for offsets; at `rows_at` those of sums, bases and totals, at `spans` those
+    of the places that the queries see. `scores` is memory for ROWS rows more, with their weights and factors.
     """
-    rows_3, spans_2 = carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
+    block_7, rows_3, spans_2 = carray(_ints(blocks), (7,)), carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
+    keys, values, k_scales, v_scales, offsets, first, segments = block_7
     sums, bases, totals = rows_3[0], rows_3[1], rows_3[2]
     begins_Q, ends_Q = carray(_ints(spans_2[0]), (num_queries,)), carray(_ints(spans_2[1]), (num_queries,))
-    k_scale_L, v_scale_L = carray(_floats(key_scales), (BLOCK,)), carray(_floats(value_scales), (BLOCK,))
     step = max(1, ROWS_TOGETHER // group)
-    shifts = scores + ROW_BYTES * (min(step, num_queries) * group + ROWS)  # scores of the offsets
+    weights = scores + ROW_BYTES * (min(step, num_queries) * group + ROWS)
+    units = weights + WEIGHT_BYTES * groups * (min(step, num_queries) * group + ROWS)
     for start in range(0, num_queries, step):
         stop, seen = min(start + step, num_queries), 1
         for query in range(start, stop):  # a prompt's last block: its first queries see few of the keys
             seen = min(max(seen, ends_Q[query] - base), num_keys)
         num_rows, padded, at = (stop - start) * group, -(-seen // KEYS_AT_ONCE) * KEYS_AT_ONCE, start * group
-        score(queries + 4 * size * at, num_rows, size, keys, 0, True, padded, scores, 0, 0)
-        score(turned + 4 * size * at, num_rows, size, offsets, 0, True, padded, shifts, 0, 0)
+        score(terms + 4 * M * at, num_rows, M, offsets, 0, True, padded, scores, 0, 0)
+        score_codes(
+            queries + 2 * Z * at, 2 * Z, factors + 4 * at, num_rows, keys, segments, count, k_scales, padded, scores
+        )
         for query in range(start, stop):
             begin, end = min(max(begins_Q[query] - base, 0), BLOCK), min(max(ends_Q[query] - base, 0), BLOCK)
             for row in range(query * group, (query + 1) * group):
                 of_row = scores + ROW_BYTES * (row - at)
-                score_L = carray(_floats(of_row), (BLOCK,))
-                shift_L = carray(_floats(shifts + ROW_BYTES * (row - at)), (BLOCK,))
-                for key in range(padded):
-                    score_L[key] = score_L[key] * k_scale_L[key] + shift_L[key]
                 if base == 0:
-                    score_L[0] += _product(queries + to_plain + 4 * size * row, first, size)
+                    carray(_floats(of_row), (BLOCK,))[0] += _product(plain + 4 * size * row, first, size)
                 if begin > 0 or end < BLOCK or cap > 0:
                     mask_scores(of_row, begin, end, cap)
-                weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * size * row, size)
-                for key in range(seen):
-                    score_L[key] *= v_scale_L[key]
-        weigh(scores, num_rows, size, values, seen, 0, sums + 4 * size * at, values, 0)
+                weigh_scores(of_row, bases + 4 * row, totals + TOTAL_BYTES * row, sums + 4 * Z * row, Z)
+                for g in range(groups):
+                    place = (row - at) * groups + g
+                    round_weights(
+                        of_row, v_scales + ROW_BYTES * g, most, weights + WEIGHT_BYTES * place, units + 4 * place
+                    )
+        weigh_codes(weights, groups, units, num_rows, values, seen, segments, count, sums + 4 * Z * at, Z)
 
 
 @compiled_in_order("float32(int64, int64, int64)")
@@ -214,82 +231,127 @@ def attend_scaled(
 ) -> None:
     """Compute what `paged.attend_task` does, of a cache with a basis; `together` are the task's key/value heads."""
     K, D, G, B, places = kv[KV_HEADS], kv[HEAD_SIZE], plan[QUERY_GROUP], kv[HEAD_BYTES], address_of(plan)
-    words = carray(_ints(kv[BASIS]), (6,))
+    words, form = carray(_ints(kv[BASIS]), (WORDS,)), kv[DTYPE]
     tile, first_head = task // (K // together), task % (K // together) * together
     at = plan[TILES] + tile * TILE_FIELDS
     first_q, end_q, first_segment, end_segment = plan[at], plan[at + 1], plan[at + 2], plan[at + 3]
-    R, size = (end_q - first_q) * G, -(-D // LANES) * LANES
-    rows_bytes = 4 * (together * R + ROWS) * size
+    R, M = (end_q - first_q) * G, words[NUM_TERMS]
+    size, _, groups = _sizes(D)
+    if form != FOUR_BITS:
+        groups = 1
+    most_of_query, most_of_weights = _MOST_INT8
+    if form == E4M3_CODES:
+        most_of_query, most_of_weights = _MOST_E4M3
+    elif form == FOUR_BITS:
+        most_of_query, most_of_weights = _MOST_FOUR_BITS
     scratch = (scratch + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
-    addresses, copies = scratch, scratch + 8 * BLOCK
-    k_scales, v_scales = scratch + 24 * BLOCK, scratch + 28 * BLOCK
-    rows_at, spans = scratch + 32 * BLOCK, scratch + 32 * BLOCK + 24
-    angles = scratch + 36 * BLOCK
-    queries = angles + 4 * size
-    plain, turned = queries + rows_bytes, queries + 2 * rows_bytes
-    sums = turned + rows_bytes
-    packed = sums + 4 * together * R * size
-    keys, values = packed + 4 * BLOCK * size, packed + 8 * BLOCK * size
-    staged = packed + 12 * BLOCK * size
-    totals = staged + 4 * BLOCK * size
-    bases = totals + TOTAL_BYTES * together * R
-    scores = (bases + 4 * together * R + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
-    rows_3, spans_2 = carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
+    segments = scratch
+    count = find_segments(form, D, segments)
+    Z = carray(_ints(segments), (count, SEGMENT_FIELDS))[count - 1, END]
+    addresses = segments + 8 * SEGMENT_FIELDS * (D // 16 + 2)
+    blocks, rows_at, spans = addresses + 8 * BLOCK, addresses + 8 * BLOCK + 64, addresses + 8 * BLOCK + 96
+    coming = addresses + 10 * BLOCK
+    copies = coming + 8 * BLOCK
+    angles = (copies + 8 * BLOCK + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
+    rows = together * R + ROWS
+    plain = angles + 4 * size
+    turned = plain + 4 * rows * size
+    terms = turned + 4 * size
+    queries = terms + 4 * rows * M
+    sums = (queries + 2 * rows * Z + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
+    keys = sums + 4 * rows * Z
+    values = keys + 2 * BLOCK * Z
+    k_scales = values + 2 * BLOCK * Z
+    v_scales = k_scales + ROW_BYTES * groups
+    totals = v_scales + ROW_BYTES * groups
+    bases = totals + TOTAL_BYTES * rows
+    factors = bases + 4 * rows
+    staged = factors + 4 * rows
+    staged_bytes = (B + 2 * CHUNK - 1) // CHUNK * CHUNK
+    scores = (staged + BLOCK * staged_bytes + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
+    block_7, rows_3, spans_2 = carray(_ints(blocks), (7,)), carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
+    block_7[0], block_7[1], block_7[2], block_7[3], block_7[6] = keys, values, k_scales, v_scales, segments
+    # A chunk of the last codes ends behind them; they are copied where that is another's memory.
+    is_staged = (D // 2 if form == FOUR_BITS else D) % CHUNK > 0
 
     # Scores are in powers of two, which saves the exponential a product.
     score_scale = scale / cap if cap > 0 else scale * LOG2_E
     for head in range(together):
         sinks = 0 if kv[SINKS] == 0 else kv[SINKS] + 4 * (first_head + head) * G
-        begin_rows(bases + 4 * head * R, totals + TOTAL_BYTES * head * R, sums + 4 * head * R * size, R, size, sinks, G)
+        begin_rows(bases + 4 * head * R, totals + TOTAL_BYTES * head * R, sums + 4 * head * R * Z, R, Z, sinks, G)
         factor_D = carray(_floats(words[FACTORS] + 4 * D * (first_head + head)), (D,))
         for query in range(first_q, end_q):
             for g in range(G):
                 place = plan[plan[TOKENS] + query] * q_stride + ((first_head + head) * G + g) * D
-                row = 4 * size * (head * R + (query - first_q) * G + g)
-                read_query(q, dtype, place, D, size, score_scale, plain + row)
-                x, y = carray(_floats(plain + row), (size,)), carray(_floats(queries + row), (size,))
-                z = carray(_floats(turned + row), (size,))
+                row = head * R + (query - first_q) * G + g
+                read_query(q, dtype, place, D, size, score_scale, plain + 4 * size * row)
+                x, y = (
+                    carray(_floats(plain + 4 * size * row), (size,)),
+                    carray(_floats(turned), (D,)),
+                )
                 for d in range(D):
                     y[d] = x[d] * factor_D[d]
-                for d in range(D, size):
-                    y[d] = z[d] = 0
-                rotate(queries + row, D)
+                rotate(turned, D)
+                round_query(turned, D, segments, count, most_of_query, queries + 2 * Z * row, factors + 4 * row)
 
-    segment, at = first_segment, plan[SEGMENTS] + first_segment * SEGMENT_FIELDS
+    segment, at = first_segment, plan[SEGMENTS] + first_segment * SEGMENT_WORDS
     source, slot_bytes, value_offset = kv[KEYS] + first_head * B, kv[STRIDE], kv[VALUES] - kv[KEYS]
+    block, num_keys, fetched = plan[at + 2], 0, False
+    if segment < end_segment:
+        num_keys = find_addresses(plan, at, block, source, slot_bytes, addresses)
     while segment < end_segment:
-        for block in range(plan[at + 2], plan[at + 3]):
-            low, high, base = plan[at], plan[at + 1], block * BLOCK
-            # The first and the last queries may see nothing of the block.
-            while low < high and (plan[plan[ENDS] + low] <= base or plan[plan[BEGINS] + low] >= base + BLOCK):
-                low += 1
-            while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
-                high -= 1
-            if low == high:
-                continue
-            num_keys = find_addresses(plan, at, block, source, slot_bytes, addresses)
-            read_block(addresses, num_keys, 0, together * B, scores)
-            read_block(addresses, num_keys, value_offset, together * B, scores)
-            find_angles(kv[BASIS], D, block, angles)
+        low, high, own_block = plan[at], plan[at + 1], block
+        base, block, num_coming = own_block * BLOCK, block + 1, 0
+        if block == plan[at + 3]:
+            segment, at = segment + 1, at + SEGMENT_WORDS
+            block = plan[at + 2]
+        if segment < end_segment:
+            num_coming = find_addresses(plan, at, block, source, slot_bytes, coming)
+        # The first and the last queries may see nothing of the block.
+        while low < high and (plan[plan[ENDS] + low] <= base or plan[plan[BEGINS] + low] >= base + BLOCK):
+            low += 1
+        while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
+            high -= 1
+        fetches = low < high and num_coming > 0 and (high - low) * G <= BLOCK
+        if low < high:
+            if not fetched:
+                read_block(addresses, num_keys, 0, together * B, scores)
+                read_block(addresses, num_keys, value_offset, together * B, scores)
+            num_rows = (high - low) * G
+            fetched_with_each = -(-BLOCK // num_rows)
+            find_angles(kv[BASIS], D, own_block, angles)
             spans_2[0], spans_2[1] = places + 8 * (plan[BEGINS] + low), places + 8 * (plan[ENDS] + low)
             for head in range(together):
                 row = head * R + (low - first_q) * G
-                for own in range(row, row + (high - low) * G):
-                    turn_back(plain + 4 * size * own, angles, D, turned + 4 * size * own)
-                _unpack(kv[DTYPE], addresses, head * B, num_keys, D, size, staged, keys, k_scales)
-                _unpack(kv[DTYPE], addresses, value_offset + head * B, num_keys, D, size, staged, values, v_scales)
-                set_addresses(keys, 4 * size, num_keys, copies)
-                pack_keys(copies, 0, size, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE, packed)
-                set_addresses(values, 4 * size, num_keys, copies)
-                rows_3[0], rows_3[1] = sums + 4 * size * row, bases + 4 * row
+                for own in range(row, row + num_rows):
+                    if fetches:  # with each row some: the processor drops fetches when many are under way
+                        key = fetched_with_each * (own - row)
+                        fetch_keys(coming, key, key + fetched_with_each, head * B, B, value_offset)
+                    turn_back(
+                        plain + 4 * size * own, angles, kv[BASIS], first_head + head, D, turned, terms + 4 * M * own
+                    )
+                _find_scales(form, addresses, head * B, num_keys, groups, k_scales)
+                _find_scales(form, addresses, value_offset + head * B, num_keys, groups, v_scales)
+                own, k_offset, v_offset = addresses, head * B, value_offset + head * B
+                if is_staged:
+                    copy_block(addresses, k_offset, num_keys, B, staged_bytes, staged)
+                    set_addresses(staged, staged_bytes, num_keys, copies)
+                    own, k_offset = copies, 0
+                pack_keys(form, own, k_offset, num_keys, segments, count, keys)
+                if is_staged:
+                    copy_block(addresses, v_offset, num_keys, B, staged_bytes, staged)
+                    v_offset = 0
+                pack_values(form, own, v_offset, num_keys, segments, count, values)
+                rows_3[0], rows_3[1] = sums + 4 * Z * row, bases + 4 * row
                 rows_3[2] = totals + TOTAL_BYTES * row
-                offsets = words[PACKED_OFFSETS] + 4 * BLOCK * size * (first_head + head)
+                block_7[4] = words[PACKED_TERMS] + 4 * BLOCK * M * (first_head + head)
+                block_7[5] = words[FIRSTS] + 4 * size * (first_head + head)
                 _attend_block(
-                    packed, offsets, words[FIRSTS] + 4 * size * (first_head + head), copies, k_scales, v_scales, base,
-                    num_keys, size, queries + 4 * size * row, turned + 4 * size * row, rows_bytes, rows_at, spans,
-                    high - low, G, cap, scores,
+                    blocks, base, num_keys, size, Z, groups, count, queries + 2 * Z * row, factors + 4 * row,
+                    plain + 4 * size * row, terms + 4 * M * row, M, rows_at, spans, high - low, G, cap,
+                    most_of_weights, scores,
                 )  # fmt: skip
-        segment, at = segment + 1, at + SEGMENT_FIELDS
+        num_keys, addresses, coming, fetched = num_coming, coming, addresses, fetches
 
     for head in range(together):
         for query in range(first_q, end_q):
@@ -297,8 +359,14 @@ def attend_scaled(
                 row = head * R + (query - first_q) * G + g
                 place = plan[plan[TOKENS] + query] * out_stride + ((first_head + head) * G + g) * D
                 factor = np.float32(1) / total_weight(totals + TOTAL_BYTES * row)
-                rotate(sums + 4 * size * row, D)
-                write_output(sums + 4 * size * row, D, factor, out, dtype, place)
+                for index in range(count):
+                    of_segment = carray(_ints(segments + 8 * SEGMENT_FIELDS * index), (SEGMENT_FIELDS,))
+                    x = carray(_floats(sums + 4 * (Z * row + of_segment[FIRST])), (of_segment[CHANNELS],))
+                    y = carray(_floats(turned + 4 * of_segment[CHANNEL]), (of_segment[CHANNELS],))
+                    for d in range(of_segment[CHANNELS]):
+                        y[d] = x[d]
+                rotate(turned, D)
+                write_output(turned, D, factor, out, dtype, place)
 
 
 @compiled_in_order("void(int64, int64[::1], int64, int64, int64)")

@@ -220,9 +220,9 @@ class FloatBuilder:
         )
         return self.ir.call(function, operands)
 
-    def function(self, name: str, *operands: Any) -> Any:
-        """Call an instruction's function, whose result has the type of the first operand."""
-        kind = ir.FunctionType(operands[0].type, [operand.type for operand in operands])
+    def function(self, name: str, *operands: Any, result: Any = None) -> Any:
+        """Call an instruction's function. Its result has the type of the first operand, or `result`."""
+        kind = ir.FunctionType(result or operands[0].type, [operand.type for operand in operands])
         return self.ir.call(cgutils.get_or_insert_function(self.ir.module, kind, name), operands)
 
     def fetch(self, address: Any) -> None:
