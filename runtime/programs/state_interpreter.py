@@ -91,6 +91,7 @@ Step = (
     | ReportStep
     | ErrorInfo
 )
+ROLLED_BACK = ErrorInfo.of(RequestError("the state was rolled back to before this operation", code="rolled_back"))
 _GENERATION = (Gen, Select, Decide)  # operations that ask the model; a tuple: isinstance of a union is slow
 _WAITING = (Ask, JoinStep)  # steps that wait for more than their turn
 
@@ -403,9 +404,8 @@ class StateInterpreter:
     def _stop_after(self, mark: int) -> None:
         """Fail the first operation after `mark` that no fork and no join waits for, and thereby those that follow."""
         needed = max((n for n, (op, step) in enumerate(self._steps) if op <= mark or _is_shared(step)), default=-1)
-        error = ErrorInfo.of(RequestError("the state was rolled back to before this operation", code="rolled_back"))
         if needed == -1 and self._playing is not None and self._playing[0] > mark:
-            self._stop_playing(error)
+            self._stop_playing(ROLLED_BACK)
         elif needed + 1 < len(self._steps):
             op, step = self._steps[needed + 1]
             if isinstance(step, _GENERATION):
@@ -414,8 +414,8 @@ class StateInterpreter:
             self._supplies.pop(op, None)
             if isinstance(step, ForkStep):
                 for child in step.children:
-                    child.fail(error)
-            self._steps[needed + 1] = op, error
+                    child.fail(ROLLED_BACK)
+            self._steps[needed + 1] = op, ROLLED_BACK
 
     def _closed_error(self) -> ErrorInfo:
         return ErrorInfo.of(RequestError(f"state {self.number} was closed", code="state_closed"))

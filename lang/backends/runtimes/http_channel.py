@@ -19,6 +19,7 @@ import msgspec
 
 from ....runtime.programs.executor import OperationResult, PendingResult
 from ....runtime.programs.running_program import CallLater, ProgramPart, RunningProgram
+from ....runtime.programs.state_interpreter import ROLLED_BACK
 from ....runtime.protocol import session, wire
 from ....runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ..calls import ModelCalls, call_later
@@ -59,7 +60,7 @@ class _Program:
         )
         self.complete = False  # nothing more will be appended
         self.requests: dict[ProgramRequest, PendingResult] = {}
-        self.closed: list[StateHistory] = []  # since the last request
+        self.stopped: list[StateHistory] = []  # closed, or rolled back while they were played, since the last request
 
 
 class HttpChannel(InboxChannel):
@@ -160,6 +161,9 @@ class HttpChannel(InboxChannel):
             self._program_of[child] = program
         if state.failure is not None:
             self._deliver_failures(state, max(first, state.num_answered))
+        elif (rollback := state.next_rollback) is not None and not state.is_needed(state.num_answered, rollback):
+            program.stopped.append(state)
+            self._fail(program, state, ROLLED_BACK)
         self._due.setdefault(program, time.monotonic() + SETTLE_SECONDS)
 
     def _take_verdict(
@@ -187,7 +191,7 @@ class HttpChannel(InboxChannel):
                 self._end(closing)
             else:
                 self._hurry(closing)
-                closing.closed.append(closing.history.states[number])
+                closing.stopped.append(closing.history.states[number])
 
     def _end(self, program: _Program) -> None:
         """Forget a program and abort its requests; those that it has called end too."""
@@ -220,18 +224,23 @@ class HttpChannel(InboxChannel):
         now = time.monotonic()
         for program in [program for program, due in self._due.items() if due <= now]:
             del self._due[program]
-            self._stop_closed(program)
+            self._stop_unneeded(program)
             while failures := program.history.new_failures():
                 for state, error in failures:
                     self._fail(program, state, error)
             if (request := program.history.next_request()) is not None:
                 self._start(program, request)
 
-    def _stop_closed(self, program: _Program) -> None:
-        """Abort the generations of closed states: a whole request, or some of its states."""
-        closed, program.closed = program.closed, []
+    def _stop_unneeded(self, program: _Program) -> None:
+        """Abort the generations of states that were closed or rolled back: a whole request, or some of its states."""
+        states, program.stopped = program.stopped, []
         for request, pending in list(program.requests.items()):
-            stopped = [state for state in closed if state.num_answered < request.ends.get(state, 0) and state.ended]
+            stopped = [
+                state
+                for state in states
+                if (end := request.ends.get(state)) is not None
+                and (state.ended if state.num_answered < end else not state.closed)
+            ]
             if stopped and not request.unanswered:
                 del program.requests[request]
                 pending.cancel()
@@ -241,7 +250,7 @@ class HttpChannel(InboxChannel):
             elif stopped:
                 body = {"rid": request.rid, "states": [state.number for state in stopped]}
                 post = partial(self._http.post, f"{PATH}/close", body)
-                # Closed states that could not be stopped only cost time.
+                # States that could not be stopped only cost time.
                 self._calls.begin(post, lambda _: OperationResult("")).then(lambda result: None)
 
     def _start(self, program: _Program, request: ProgramRequest) -> None:
@@ -262,7 +271,7 @@ class HttpChannel(InboxChannel):
             opened["budget"] = {"tokens": tokens}
 
         def on_event(event: Any) -> None:
-            self.inbox.put(partial(self._receive, program, event))
+            self.inbox.put(partial(self._receive, program, request, event))
 
         def play(call: ModelCall) -> None:
             try:
@@ -300,10 +309,11 @@ class HttpChannel(InboxChannel):
         if not isinstance(result, ErrorInfo):
             result = ErrorInfo.of(RuntimeFailed(f"{self._http.url}{PATH} left an operation unanswered"))
         for state in request.unanswered:
+            state.num_sent = state.num_answered
             self._fail(program, state, result)
         self._hurry(program)
 
-    def _receive(self, program: _Program, event: Any) -> None:
+    def _receive(self, program: _Program, request: ProgramRequest, event: Any) -> None:
         """Handle an event of a request."""
         if self._programs.get(program.history.number) is not program:
             return
@@ -321,10 +331,11 @@ class HttpChannel(InboxChannel):
                     self._lose_program(program, answer.error)
                 return
             state = program.history.states.get(answer.state)
-            if state is None or state.failure is not None:
-                continue
+            if state is None or state.failure is not None or state.num_answered >= request.ends.get(state, math.inf):
+                continue  # it was rolled back behind what the request plays
             if isinstance(answer, session.Failed):
-                self._fail(program, state, answer.error)
+                if answer.op >= state.num_answered:
+                    self._fail(program, state, answer.error)
             elif not self._deliver(program, state, answer):
                 return
         self._hurry(program)
@@ -367,14 +378,18 @@ class HttpChannel(InboxChannel):
             listener.receive(answer)
 
     def _fail(self, program: _Program, state: StateHistory, error: ErrorInfo) -> None:
+        """Fail the state's next operation and those behind it, up to a rollback to before it."""
         if state.failure is None:
             state.failure = error
             self._hurry(program)
             self._deliver_failures(state, state.num_answered)
 
     def _deliver_failures(self, state: StateHistory, first: int) -> None:
+        """Tell that the operations from `first` on have failed. Go on with a rollback to before the failure."""
         assert state.failure is not None
-        if state.closed or (listener := self.listeners.get(state.number)) is None:
-            return
-        for op in range(first, len(state.operations)):
-            listener.receive(session.Failed(state.number, op, state.failure))
+        rollback = state.next_rollback if state.fork_failure is None else None
+        if not state.closed and (listener := self.listeners.get(state.number)) is not None:
+            for op in range(first, len(state.operations) if rollback is None else rollback):
+                listener.receive(session.Failed(state.number, op, state.failure))
+        if rollback is not None:
+            state.recover(rollback)

@@ -29,7 +29,8 @@ class StateHistory:
     operations: list[session.Operation] = field(default_factory=list)
     num_answered: int = 0
     num_sent: int = 0
-    failure: ErrorInfo | None = None
+    failure: ErrorInfo | None = None  # of the first operation without an answer, and thereby of those behind it
+    failed: list[tuple[int, int, ErrorInfo]] = field(default_factory=list)  # operations [first, end), since rolled back
     closed: bool = False
     num_needed: int = 0  # operations that are played although the state is closed: other states need them
     joins: dict[int, list[tuple[StateHistory, int]]] = field(default_factory=dict)  # by operation: child, its length
@@ -52,6 +53,45 @@ class StateHistory:
     def ended(self) -> bool:
         """Return whether none of its operations is left to be played."""
         return self.failure is not None or self.num_wanted <= self.num_answered
+
+    def failure_of(self, operation: int) -> ErrorInfo | None:
+        """Return the error with which an operation failed."""
+        for first, end, error in self.failed:
+            if first <= operation < end:
+                return error
+        return self.failure if operation >= self.num_answered else None
+
+    @property
+    def fork_failure(self) -> ErrorInfo | None:
+        """Return the error of the fork that should have opened this state."""
+        return None if self.parent is None else self.parent.failure_of(self.forked_at)
+
+    @property
+    def next_rollback(self) -> int | None:
+        """Return the first rollback behind the next operation that removes it."""
+        for op in range(self.num_answered + 1, len(self.operations)):
+            operation = self.operations[op]
+            if isinstance(operation, session.Rollback) and operation.mark < self.num_answered:
+                return op
+        return None
+
+    def recover(self, rollback: int) -> None:
+        """Go on with a rollback: the operations before it that have failed are played no more."""
+        assert self.failure is not None
+        self.failed.append((self.num_answered, rollback, self.failure))
+        for op in range(self.num_answered, rollback):
+            self.operations[op] = session.Sync()
+            self.joins.pop(op, None)
+            self.supplied.pop(op, None)
+        self.num_answered = rollback
+        self.num_sent = max(self.num_sent, rollback)
+        self.failure = self.attempt = self.retry = None
+
+    def is_needed(self, first: int, end: int) -> bool:
+        """Return whether other states wait for one of the operations from `first` to before `end`."""
+        forks = any(isinstance(operation, session.Fork) for operation in self.operations[first:end])
+        joins = () if self.parent is None else self.parent.joins.values()
+        return forks or any(child is self and first < count <= end for joined in joins for child, count in joined)
 
     def played(self, first: int, end: int) -> Iterator[session.Operation]:
         """Yield operations as a request has them: in place of an Ask the operation that appends its text."""
@@ -297,7 +337,7 @@ def _reduced(state: StateHistory, end: int, ends: dict[StateHistory, int]) -> in
     """Return `end`, or fewer operations if forks or joins wait for states that play only to their `ends`."""
 
     def is_played(other: StateHistory, count: int) -> bool:
-        return count <= max(other.num_answered, ends.get(other, 0))
+        return count <= max(other.num_answered, ends.get(other, 0)) and other.failure_of(count - 1) is None
 
     if end <= state.num_answered:
         return end
@@ -329,14 +369,14 @@ def _needed(targets: dict[StateHistory, int]) -> dict[StateHistory, int]:
 
 def _cannot_go_on(state: StateHistory) -> ErrorInfo | None:
     """Return the error of the state's next operation, if that can never be played."""
-    if state.parent is not None and state.parent.failure is not None and state.forked_at >= state.parent.num_answered:
-        return state.parent.failure
+    if (error := state.fork_failure) is not None:
+        return error
     if state.ended:
         return None
     given = state.supplied.get(state.num_answered)
     if isinstance(given, ErrorInfo):
         return given
     for child, count in state.joins.get(state.num_answered, ()):
-        if child.failure is not None and count > child.num_answered:
-            return child.failure
+        if (error := child.failure_of(count - 1)) is not None:
+            return error
     return None
