@@ -138,7 +138,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def serving(options: argparse.Namespace) -> Iterator[httpx.Client]:
     pages = options.pool // PAGE
-    with ramiform.Runtime(options.model, port=0, num_pages=pages, dtype=options.dtype, log_level="error") as runtime:
+    settings = {"num_pages": pages, "dtype": options.dtype, "log_level": "error", "wait_for_loops": True}
+    with ramiform.Runtime(options.model, port=0, **settings) as runtime:
         assert runtime.url is not None
         with httpx.Client(base_url=runtime.url, timeout=3600) as client:
             yield client

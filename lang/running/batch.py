@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from ...runtime.protocol.errors import RequestError
 from ..backends.backend import Channel
 from ..states.state import ProgramState
 from .failures import BatchError, Folded, fold
-from .runner import ProgramCall, begin, begin_recorded, run_async, run_now
+from .runner import Begun, ProgramCall, begin, begin_recorded, run_async, run_now
 
 MAX_THREADS_AT_ONCE = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
 MAX_AT_ONCE = 1024  # "auto" without threads, branches counted: the runtime's queue is bounded
@@ -23,7 +24,10 @@ NumThreads = int | Literal["auto"]
 StartProgram = Callable[
     [int], tuple[ProgramState, Callable[[], None]]
 ]  # by index: a new state, and a function that runs it to its end
-ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises its error
+ProgramResults = Iterator[
+    tuple[int, Callable[[], ProgramState]]
+]  # of each program its index, and what waits for it and raises its error
+MAX_SORTED = 4096  # compiled programs that are recorded before the first of them runs
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,12 @@ def run_in_threads(begin: StartProgram, size: int, options: BatchOptions) -> Ite
     return _results(_threaded(begin, size, min(size, options.at_once) or 1), size, options)
 
 
-def run_recorded(begin: StartProgram, size: int, options: BatchOptions) -> Iterator[Any]:
-    """Run compiled programs in this thread: each is sent as one message, then waited for."""
-    return _results(_recorded(begin, size, options.at_once), size, options)
+def run_recorded(begin: Callable[[int], Begun], size: int, options: BatchOptions) -> Iterator[Any]:
+    """Run compiled programs in this thread: each is sent as one message, then waited for. Those that begin with the
+    same text are sent one after the other, so that it is computed once however small the pool."""
+    window = options.at_once
+    num_sorted = -(-window // 2) if options.in_order else max(window, MAX_SORTED)
+    return _results(_recorded(begin, size, window, num_sorted, in_order=options.in_order), size, options)
 
 
 def run_in_loop(channel: Channel, calls: Sequence[ProgramCall], options: BatchOptions) -> Iterator[Any]:
@@ -146,18 +153,21 @@ async def run_in_running_loop(
 
 def _results(results: ProgramResults, size: int, options: BatchOptions) -> Iterator[Any]:
     errors = _Errors(options)
+    found: dict[int, ProgramState | BatchError] = {}
     with (
         contextlib.closing(results),  # type: ignore[type-var]
         progress_on_stderr("programs", size, options.progress_bar) as advance,
     ):
-        for index, wait_for_result in enumerate(results):
+        for index, wait_for_result in results:
             try:
-                result: ProgramState | BatchError = wait_for_result()
+                found[index] = wait_for_result()
             except Exception as error:
-                result = errors.take(index, error)
+                found[index] = errors.take(index, error)
             advance()
-            yield result
+            if options.in_order:
+                yield found.pop(index)
     errors.raise_first()
+    yield from (found[index] for index in sorted(found))
 
 
 class _Errors:
@@ -165,19 +175,19 @@ class _Errors:
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
-        self._first: Exception | None = None
+        self._raised: dict[int, Exception] = {}
 
     def take(self, index: int, error: Exception) -> BatchError:
         """Return what stands in the place of the program's state. Raises the error if it is raised in its place."""
         fold(error)
         if self._options.in_order and not self._options.return_exceptions:
             raise error
-        self._first = self._first or error
+        self._raised[index] = error
         return BatchError(index, error)
 
     def raise_first(self) -> None:
-        if self._first is not None and not self._options.return_exceptions:
-            raise self._first
+        if self._raised and not self._options.return_exceptions:
+            raise self._raised[min(self._raised)]
 
 
 def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResults:
@@ -201,8 +211,8 @@ def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResult
     executor = ThreadPoolExecutor(num_threads, thread_name_prefix="ramiform-batch")
     try:
         futures: list[Future[ProgramState]] = [executor.submit(run, index) for index in range(size)]
-        for future in futures:
-            yield future.result
+        for index, future in enumerate(futures):
+            yield index, future.result
     finally:
         with lock:
             ended_early = True
@@ -211,35 +221,57 @@ def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResult
         executor.shutdown(cancel_futures=True)
 
 
-def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
+def _recorded(
+    begin: Callable[[int], Begun], size: int, window: int, num_sorted: int, *, in_order: bool
+) -> ProgramResults:
+    """Record `num_sorted` calls at a time, and send them as a walk of the trie of their texts, `window` at once.
+    Without `in_order` they are waited for as they were sent."""
     running: dict[int, ProgramState] = {}
-    waiting: deque[Callable[[], ProgramState]] = deque()
+    waiting: deque[tuple[int, Callable[[], ProgramState]]] = deque()
 
-    def start(index: int) -> Callable[[], ProgramState]:
+    def prepare(index: int) -> tuple[int, str, Callable[[], None], Callable[[], None]]:
         try:
-            state, finish = begin(index)
+            begun = begin(index)
         except Exception as error:
-            failed = Future[ProgramState]()
-            failed.set_exception(error)
-            return failed.result
-        running[index] = state
+            return index, "", _nothing, functools.partial(_raise, error)
+        running[index] = begun.state
+        return index, begun.opening, begun.send, begun.finish
 
-        def end() -> ProgramState:
-            finish()
-            return running.pop(index)
-
-        return end
+    def end(index: int, finish: Callable[[], None]) -> ProgramState:
+        finish()
+        return running.pop(index)
 
     try:
-        for index in range(size):
-            waiting.append(start(index))
-            if len(waiting) >= window:
-                yield waiting.popleft()
+        for first in range(0, size, num_sorted):
+            group = [prepare(index) for index in range(first, min(first + num_sorted, size))]
+            group.sort(key=lambda each: each[1])
+            if in_order:
+                while len(waiting) + len(group) > window:
+                    yield waiting.popleft()
+            sent = list[tuple[int, Callable[[], ProgramState]]]()
+            for index, _, send, finish in group:
+                while not in_order and len(waiting) >= window:
+                    yield waiting.popleft()
+                try:
+                    send()
+                except Exception as error:
+                    finish = functools.partial(_raise, error)
+                item = index, functools.partial(end, index, finish)
+                (sent if in_order else waiting).append(item)
+            waiting.extend(sorted(sent, key=lambda each: each[0]))
         while waiting:
             yield waiting.popleft()
     finally:
         for state in running.values():
             state.close()
+
+
+def _nothing() -> None:
+    """Nothing is to be sent."""
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @contextlib.contextmanager

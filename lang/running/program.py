@@ -264,8 +264,9 @@ class Program(DeclaredProgram, Generic[P, R]):
         first error is raised once all have ended; with `return_exceptions` a `BatchError` takes the place of each
         failed program's state. With `generator_style` a state is yielded once it and those before it have ended, and
         an error is raised in its place. `num_threads` bounds how many run at once; only sync programs that are not
-        compiled to their end take a thread each. Inside another program's function they are parts of its run, as a call
-        is.
+        compiled to their end take a thread each; of compiled ones, those that begin with the same text are sent one
+        after the other, so that it is computed once however small the pool. Inside another program's function they are
+        parts of its run, as a call is.
         """
         caller = None if backend or trace or checkpoint else running_program()
         with Folded():

@@ -7,14 +7,15 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from ...runtime.protocol import session
 from ...runtime.protocol.errors import RamiformError, RequestError
 from ...runtime.protocol.session import Budget
 from ..backends.backend import Backend, Channel, channel_of
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from ..storage.resume import CheckpointItem
 
 MAX_THREADS = 128  # for sync programs that event loops run
+
+
+class Begun(NamedTuple):
+    """A recorded call of a batch: its state, the text that this begins with, and functions that send it and wait for
+    its end."""
+
+    state: ProgramState
+    opening: str
+    send: Callable[[], None]
+    finish: Callable[[], None]
 
 
 class ProgramCall(msgspec.Struct, frozen=True):
@@ -205,6 +216,7 @@ async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
             await run_body_async(state, call)
         return state
     if call.may_be_sent_whole and (recorded := record(channel, call)) is not None:
+        send_recorded(recorded, call)
         with AbandonedOnError(recorded, call):
             await recorded._finish_async()
         return recorded
@@ -216,10 +228,7 @@ async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
 
 
 def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
-    """Call the function and send its operations as one message.
-
-    Returns None, and sends nothing, if the function reads a generated value.
-    """
+    """Call the function and keep its operations for `send_recorded`. Returns None if it reads a generated value."""
     state = new_state(channel, call)
     execution = state._handle.execution
     execution.may_wait = False
@@ -235,9 +244,13 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
         call.describe(error, state)
         raise
     execution.may_wait = True
-    with AbandonedOnError(state, call):
-        _send(execution, call)
     return state
+
+
+def send_recorded(state: ProgramState, call: ProgramCall) -> None:
+    """Send the operations that `record` has kept, as one message."""
+    with AbandonedOnError(state, call):
+        _send(state._handle.execution, call)
 
 
 def run_now(channel: Channel, call: ProgramCall) -> ProgramState:
@@ -255,13 +268,28 @@ def begin(channel: Channel, call: ProgramCall) -> tuple[ProgramState, Callable[[
     return state, functools.partial(run, state, call)
 
 
-def begin_recorded(channel: Channel, call: ProgramCall) -> tuple[ProgramState, Callable[[], None]]:
-    """Return a state that runs already, and a function that waits for its end.
-
-    The function runs the program instead if its arguments make it read a generated value.
-    """
+def begin_recorded(channel: Channel, call: ProgramCall) -> Begun:
+    """Record a call that is sent whole, or is run if its arguments make it read a generated value."""
     state = record(channel, call)
-    return begin(channel, call) if state is None else (state, functools.partial(_finish, state, call))
+    if state is None:
+        state, run_to_end = begin(channel, call)
+        return Begun(state, "", lambda: None, run_to_end)
+    send, finish = (functools.partial(each, state, call) for each in (send_recorded, _finish))
+    return Begun(state, _opening(state._handle.log.operations), send, finish)
+
+
+def _opening(operations: Iterable[session.Operation]) -> str:
+    """Return the text that a state begins with, before anything is generated; roles count as text."""
+    texts = []
+    for operation in operations:
+        match operation:
+            case session.Text(text=text):
+                texts.append(text)
+            case session.RoleBegin() | session.RoleEnd():
+                texts.append(f"\0{operation}\0")
+            case _:
+                break
+    return "".join(texts)
 
 
 async def _run_in_thread(state: ProgramState, call: ProgramCall) -> ProgramState:
