@@ -33,7 +33,16 @@ from .format_marks import refuse_marks
 from .symbols import known, texts_of
 
 # Arguments that are text, in which a plan's symbols may stand.
-_TEXT_ARGUMENTS = ("stop", "stop_regex", "bad_words", "regex", "grammar", "choices", "tool_result")
+_TEXT_ARGUMENTS = (
+    "stop",
+    "stop_regex",
+    "bad_words",
+    "dry_sequence_breakers",
+    "regex",
+    "grammar",
+    "choices",
+    "tool_result",
+)
 _JSON_OPTIONS: Mapping[str, Any] = {
     "additional_properties": get_args(AdditionalProperties),
     "number_digits": range(1001),
@@ -85,6 +94,11 @@ def gen(
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
     repetition_penalty: float | None = None,
+    dry_multiplier: float | None = None,
+    dry_base: float | None = None,
+    dry_allowed_length: int | None = None,
+    dry_penalty_last_n: int | None = None,
+    dry_sequence_breakers: StringOrMany | None = None,
     logit_bias: Mapping[int | str, float] | None = None,
     bad_words: StringOrMany | None = None,
     allowed_token_ids: Sequence[int] | None = None,

@@ -117,7 +117,7 @@ def _detailed_logprobs(
             zip(_entries(arrays[:5], nums_top, extra_tokens), extra_tokens, strict=True)
         ):
             mask, sample = masks[row], samples[row]
-            is_own = mask is None and not sample.logit_bias and sample.penalties is None
+            is_own = mask is None and not (sample.logit_bias or sample.dry) and sample.penalties is None
             details = TokenDetails(
                 masked_logprob=entry.logprob if is_own else own[row],
                 allowed_mass=1.0 if mask is None else min(1.0, masses[row]),

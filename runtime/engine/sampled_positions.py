@@ -113,12 +113,12 @@ class SampledPositions(msgspec.Struct, frozen=True):
 
 
 def _node_samples(row: Row) -> list[Sample]:
-    """Return the Sample of each node: the row's, with the node's draw and the penalties of the path to it."""
+    """Return the Sample of each node: the row's, with the node's draw and DRY, and the penalties of the path to it."""
     base = row.sample
     assert base is not None
     assert row.parents is not None
     if base.penalties is None:
-        return [msgspec.structs.replace(base, draw=node.draw) for node in row.nodes]
+        return [msgspec.structs.replace(base, draw=node.draw, dry=node.dry) for node in row.nodes]
     samples: list[Sample] = []
     outputs: list[list[int]] = []
     draft_tokens = row.tokens[row.num_committed :]
@@ -126,5 +126,5 @@ def _node_samples(row: Row) -> list[Sample]:
         before = base.penalties.output if parent < 0 else outputs[parent]
         outputs.append([*before, token])
         penalties = msgspec.structs.replace(base.penalties, output=outputs[-1])
-        samples.append(msgspec.structs.replace(base, draw=node.draw, penalties=penalties))
+        samples.append(msgspec.structs.replace(base, draw=node.draw, dry=node.dry, penalties=penalties))
     return samples

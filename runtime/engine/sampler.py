@@ -1,7 +1,7 @@
 """Sampling of each row's next token from its logits, by the row's own parameters.
 
-In order: logit bias, penalties, mask; then argmax, or temperature, filters and the draw. A step in which no row asks
-for more than argmax computes nothing else.
+In order: logit bias, penalties, DRY, mask; then argmax, or temperature, filters and the draw. A step in which no row
+asks for more than argmax computes nothing else.
 
 Legend: R rows, V vocabulary, n some of the rows, W mask words.
 """
@@ -75,18 +75,11 @@ def process_logits(
     ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]
 ) -> torch.Tensor:
     """Return the logits with bias, penalties and masks applied: a new tensor, unless no row has any."""
-    biased = [
-        (row, token, bias) for row, s in enumerate(samples) if s.logit_bias for token, bias in s.logit_bias.items()
-    ]
-    if biased:
-        rows_N, tokens_N, biases_N = zip(*biased, strict=True)
-        rows, tokens, biases = to_device(
-            [np.array(rows_N), np.array(tokens_N), np.array(biases_N, dtype=np.float32)], logits_RV.device
-        )
-        logits_RV = logits_RV.index_put((rows, tokens), biases, accumulate=True)
+    logits_RV = _added(logits_RV, [s.logit_bias for s in samples])
     penalised = [(row, s.penalties) for row, s in enumerate(samples) if s.penalties is not None]
     if penalised:
         logits_RV = _penalise(logits_RV, penalised)
+    logits_RV = _added(logits_RV, [s.dry for s in samples], -1.0)
     masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
     if masked:
         words_nW = _bitmask([mask for _, mask in masked], logits_RV.shape[1])
@@ -96,6 +89,17 @@ def process_logits(
         allowed_nV = ops.apply_token_bitmask(logits_RV[rows_n], bitmask_nW)
         logits_RV = logits_RV.index_copy(0, rows_n, allowed_nV)
     return logits_RV
+
+
+def _added(logits_RV: torch.Tensor, rows: Sequence[Mapping[int, float]], factor: float = 1.0) -> torch.Tensor:
+    """Return the logits with `factor` times each row's number of a token added to that token's."""
+    added = [(row, token, factor * each) for row, own in enumerate(rows) if own for token, each in own.items()]
+    if not added:
+        return logits_RV
+    rows_N, tokens_N, numbers_N = zip(*added, strict=True)
+    arrays = [np.array(rows_N), np.array(tokens_N), np.array(numbers_N, dtype=np.float32)]
+    row_numbers, tokens, numbers = to_device(arrays, logits_RV.device)
+    return logits_RV.index_put((row_numbers, tokens), numbers, accumulate=True)
 
 
 def _penalise(logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import msgspec
@@ -157,8 +158,9 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
 
     `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
     the final hidden state of its last token or the mean over all tokens. Requests of clients may have a `session` in
-    place of a program. `banned` are the token sequences of `sampling.bad_words`: no output completes one. The core
-    replaces `adapter` by its number, and adds it to the namespace.
+    place of a program. `banned` are the token sequences of `sampling.bad_words`: no output completes one. `breakers`
+    are those of `sampling.dry_sequence_breakers`. The core replaces `adapter` by its number, and adds it to the
+    namespace.
     """
 
     rid: str
@@ -167,6 +169,7 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
     pooling: Pooling | None = None  # an embedding is requested
     session: ClientSession | None = None
     banned: list[list[int]] = []
+    breakers: list[list[int]] = []
     adapter_number: int = 0
 
     @classmethod
@@ -179,7 +182,8 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
         sampling: SamplingParams,
         pooling: Pooling | None = None,
         session: ClientSession | None = None,
-        banned: list[list[int]] | None = None,
+        banned: Sequence[list[int]] = (),
+        breakers: Sequence[list[int]] = (),
     ) -> Self:
         """Build a request with all of `options`."""
         return cls(
@@ -188,7 +192,8 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
             sampling=sampling,
             pooling=pooling,
             session=session,
-            banned=banned or [],
+            banned=[*banned],
+            breakers=[*breakers],
             **msgspec.structs.asdict(options),
         )
 

@@ -27,6 +27,8 @@ MAX_STOPS = 64
 MAX_STOP_REGEX = 4096  # characters
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD = 256  # characters
+MAX_BREAKERS = 64
+MAX_BREAKER = 40  # characters
 MAX_TOP_LOGPROBS = 64
 MAX_ASKED_LOGPROBS = 1024
 
@@ -226,6 +228,36 @@ class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_onl
             dialects=_EXTENSION,
         ),
     ] = 1.0
+    dry_multiplier: Annotated[
+        float,
+        ParameterSpec(
+            "logits",
+            "DRY: what tokens lose that go on with a repetition, at its allowed length",
+            0.0,
+            100.0,
+            dialects=(),
+        ),
+    ] = 0.0
+    dry_base: Annotated[
+        float, ParameterSpec("logits", "DRY: factor for each further repeated token", 1.0, 100.0, dialects=())
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int, ParameterSpec("logits", "DRY: repeated tokens from which it acts", 0, 1 << 31, dialects=())
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int | None,
+        ParameterSpec(
+            "logits",
+            "DRY: last tokens, prompt and output, in which it looks; -1: all, 0: off",
+            0,
+            1 << 31,
+            off=-1,
+            dialects=(),
+        ),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        tuple[str, ...], ParameterSpec("logits", "DRY: texts that no repetition goes beyond", dialects=())
+    ] = ("\n", ":", '"', "*")
     logit_bias: Annotated[
         dict[int, float], ParameterSpec("logits", "added to the logits of tokens, by id", -100.0, 100.0)
     ] = {}
@@ -298,6 +330,15 @@ class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"bad_words must be at most {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD} characters, got {words!r}",
                 param="bad_words",
             )
+        if len(self.dry_sequence_breakers) > MAX_BREAKERS or any(
+            not 0 < len(text) <= MAX_BREAKER for text in self.dry_sequence_breakers
+        ):
+            breakers = [text[: MAX_BREAKER + 1] for text in self.dry_sequence_breakers[: MAX_BREAKERS + 1]]
+            raise RequestError(
+                f"dry_sequence_breakers must be at most {MAX_BREAKERS} texts of 1 to {MAX_BREAKER} characters, "
+                f"got {breakers!r}",
+                param="dry_sequence_breakers",
+            )
 
     @property
     def greedy(self) -> bool:
@@ -306,6 +347,11 @@ class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def penalised(self) -> bool:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def avoids_repeats(self) -> bool:
+        """True if DRY acts."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
 
 class LogprobParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

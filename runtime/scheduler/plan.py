@@ -33,6 +33,7 @@ class Sample(DrawParams, frozen=True, kw_only=True):
     draw: int  # int64
     penalties: Penalties | None = None
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    dry: dict[int, float] = msgspec.field(default_factory=dict)  # subtracted of tokens' logits, after the penalties
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
     logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
     logprob_details: bool = False  # and with each its TokenDetails
@@ -61,11 +62,12 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 class DraftNode(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling after one draft token, if the tokens up to it are accepted.
 
-    It uses the row's Sample with this draw and mask; penalties also count the draft tokens on the path.
+    It uses the row's Sample with this draw, mask and `dry`; penalties also count the draft tokens on the path.
     """
 
     draw: int
     mask: bytes | None = None
+    dry: dict[int, float] = {}
 
 
 class DraftSpec(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from .embedding_pooling import EmbeddingPooling
 from .interfaces import VocabularyInfo
 from .plan import Sample
 from .rope_switch import RopeSwitch, namespace_at
+from .rows.repeats import Repeats, repeats_of
 from .rows.token_rules import TokenRules, token_rules
 from .stops import StopRules
 
@@ -43,6 +44,8 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     _check_token_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")
     for sequence in message.banned:
         _check_token_ids(sequence, vocab_size, "bad_words")
+    for sequence in message.breakers:
+        _check_token_ids(sequence, vocab_size, "dry_sequence_breakers")
     if not 0 <= message.continued < num_prompt:
         raise RequestError(
             f"continued_tokens must be less than the prompt's {num_prompt} tokens, got {message.continued}",
@@ -151,6 +154,7 @@ class Request:
     tokens: list[int]  # the prompt, then the output so far
     rope: RopeSwitch | None = None  # of a model whose angles change with the length
     rules: TokenRules | None = None  # None: every token may follow
+    repeats: Repeats | None = None  # of DRY
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
     matcher: OutputMatcher | None = None
     awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
@@ -190,7 +194,7 @@ class Request:
     session_state: int | None = None  # of a session that the client named, once the request has started
     rid: str = field(init=False)
     num_prompt: int = field(init=False)
-    sample: Sample = field(init=False)  # of every token, without its draw and the penalties
+    sample: Sample = field(init=False)  # of every token, without its draw, the penalties and DRY
 
     def __post_init__(self) -> None:
         self.rid = self.message.rid
@@ -283,9 +287,10 @@ class Request:
     def num_unconditional(self) -> int:
         """Number of tokens that a plan can sample in turn: each depends on those before it by the model alone."""
         message = self.message
-        if message.sampling.penalised or message.logprobs is not None or self.pooling is not None:
+        depends = message.sampling.penalised or self.repeats is not None or self.rules is not None
+        if depends or message.logprobs is not None or self.pooling is not None:
             return 1
-        if self.matcher is not None or self.rules is not None or self.stops.suppressed(self.num_output):
+        if self.matcher is not None or self.stops.suppressed(self.num_output):
             return 1
         return self.planned_end - len(self.tokens)
 
@@ -397,6 +402,7 @@ def make_request(
         stops=stops,
         tokens=list(message.tokens),
         rules=token_rules(message, vocabulary.vocab_size),
+        repeats=repeats_of(message),
         clock=RequestClock(now),
         pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
         session=None if message.session is None else session_id(message.session.name),

@@ -391,6 +391,7 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
             params |= {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 20}
         case 3:
             params |= {"frequency_penalty": 0.6, "repetition_penalty": 1.2}
+            params |= draw.choice([{}, {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": 40}])
         case 4:
             params |= {"n": draw.choice([2, 3]), "max_new_tokens": 6, "ignore_eos": True}
         case 5:

@@ -48,7 +48,7 @@ def requests() -> list[Generate]:
     params: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.8, "seed": 3},
-        {"temperature": 0.0, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+        {"temperature": 0.0, "frequency_penalty": 0.4, "repetition_penalty": 1.2, "dry_multiplier": 1.0},
         {"temperature": 0.0, "constraint": Constraint("regex", r"( [a-z]{2,7}){3,9}\.")},
     ]
     return [

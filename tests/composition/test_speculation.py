@@ -62,6 +62,8 @@ def make_requests(size: int, seed: int) -> list[Generate]:
             {"ignore_eos": False, "min_new_tokens": min(6, params["max_new_tokens"])},
             {"stop_token_ids": (TOKENIZER.encode(" in")[-1], TOKENIZER.encode(" a")[-1])},
         ][index % 8]
+        if index % 16 in (8, 9):
+            params |= {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": [None, 30][index % 2]}
         wants, own = draw.random() < 0.6, {"details": index % 3 > 0, "of": (index + 9,)[: index % 2]}
         logprobs = (
             LogprobParams(num_top=draw.choice([0, 2]), prompt_from=draw.choice([None, 3]), **own) if wants else None

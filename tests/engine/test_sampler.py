@@ -45,6 +45,7 @@ samples = st.builds(
     draw=st.integers(-(1 << 63), (1 << 63) - 1),
     penalties=st.none() | penalties,
     logit_bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=3),
+    dry=st.dictionaries(tokens, st.floats(0, 100, width=32), max_size=3),
     num_top_logprobs=st.none() | st.integers(0, 5),
     logprobs_of=st.lists(tokens, max_size=4).map(tuple),
     logprob_details=st.booleans(),
@@ -67,6 +68,8 @@ def naive_logits(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> np.
             z[token] = z[token] / p.repetition if z[token] > 0 else z[token] * p.repetition
         for token in set(p.output):
             z[token] -= p.frequency * p.output.count(token) + p.presence
+    for token, amount in s.dry.items():
+        z[token] -= amount
     if allowed is not None:
         z[[token for token in range(VOCAB) if token not in allowed]] = -np.inf
     return z
@@ -181,7 +184,7 @@ def check_details(logits: np.ndarray, found: TokenLogprob, s: Sample, allowed: s
     assert details.num_allowed == (None if allowed is None else len(allowed))
     assert details.allowed_mass == pytest.approx(1.0 if allowed is None else p[sorted(allowed)].sum(), abs=1e-6)
     assert details.masked_logprob == pytest.approx(masked_logprobs[found.id], abs=1e-4)
-    if allowed is None and not s.logit_bias and s.penalties is None:
+    if allowed is None and not s.logit_bias and not s.dry and s.penalties is None:
         assert (details.masked_logprob, details.allowed_mass) == (found.logprob, 1.0)
     for listed, masked_of in (([token for _, token in found.top], details.top), (s.logprobs_of, details.of)):
         for token, value in zip(listed, masked_of, strict=True):

@@ -115,6 +115,8 @@ def test_gen_int_and_gen_string_are_typed_gens() -> None:
         {"xtc_probability": 0.5},
         {"dynatemp_range": 0.5},
         {"frequency_penalty": 0.1},
+        {"dry_multiplier": 0.5},
+        {"dry_sequence_breakers": ["."]},
         {"logit_bias": {1: 1.0}},
         {"ignore_eos": True},
         {"top_logprobs_num": 2},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model, model_validator
@@ -19,6 +20,8 @@ from ...protocol.errors import RequestError
 from ...protocol.sampling import (
     MAX_BAD_WORD,
     MAX_BAD_WORDS,
+    MAX_BREAKER,
+    MAX_BREAKERS,
     MAX_STOP_REGEX,
     MAX_STOPS,
     PARAMETERS,
@@ -212,9 +215,11 @@ class ChatOptionsBody(ChatOptionFields):
 
 
 BadWord = Annotated[Text, described(minLength=1, maxLength=MAX_BAD_WORD)]
+Breaker = Annotated[Text, described(minLength=1, maxLength=MAX_BREAKER)]
 _STRUCTURED = {
     "logit_bias": LogitBias,
     "bad_words": Annotated[Many[BadWord], described(maxItems=MAX_BAD_WORDS)],
+    "dry_sequence_breakers": Annotated[Many[Breaker], described(maxItems=MAX_BREAKERS)],
     "allowed_token_ids": TokenIds,
     "stop": Stop,
     "stop_regex": StopRegex,
@@ -229,8 +234,8 @@ def sampling_fields(api: Api) -> dict[str, Any]:
 
 def _field(row: Parameter, api: Api) -> tuple[Any, Any]:
     if row.name in _STRUCTURED:
-        empty = {} if row.name == "logit_bias" else []
-        return _STRUCTURED[row.name], empty if api == "native" else Field(default_factory=type(empty))
+        default = dict if row.name == "logit_bias" else partial(list, row.default)
+        return _STRUCTURED[row.name], default() if api == "native" else Field(default_factory=default)
     if row.type is bool:
         return bool, row.default
     number = Annotated[float if row.type is float else int, ranged(row.name)]

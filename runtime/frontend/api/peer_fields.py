@@ -130,11 +130,6 @@ _NEUTRAL: dict[
     },
     "llama.cpp": {
         "cache_prompt": (True,),
-        "dry_allowed_length": "dry_multiplier",
-        "dry_base": "dry_multiplier",
-        "dry_multiplier": (0,),
-        "dry_penalty_last_n": "dry_multiplier",
-        "dry_sequence_breakers": "dry_multiplier",
         "grammar_lazy": (False,),
         "grammar_triggers": ([],),
         "id_slot": (-1,),
@@ -217,11 +212,6 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "use_beam_search",
     ),
     "the sampler has no such rule": (
-        "dry_allowed_length",
-        "dry_base",
-        "dry_multiplier",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
         "min_keep",
         "n_indent",
         "penalize_nl",

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from ..core.sessions import ClientSessions, SessionId
 from ..core.tenant import current_tenant
 from ..records.log import ProgramLog
 from ..records.request import begin_sample
+from .breakers import breaker_sequences
 from .encoding import Encoder
 
 MAX_SAMPLES = 256
@@ -74,7 +76,9 @@ class SampleStream:
         prompt: Prompt,
         sampling: SamplingParams,
         patterns: Search,
-        banned: list[list[int]],
+        *,
+        banned: Collection[list[int]],
+        breakers: Collection[list[int]],
     ) -> None:
         self.output_ids: list[int] = []  # so far, including the stop token
         self.num_cached = 0
@@ -110,6 +114,7 @@ class SampleStream:
                 sampling=sampling,
                 session=None if prompt.session is None else generator.core_session(prompt.session),
                 banned=banned,
+                breakers=breakers,
             )
         )
         if self._name is not None:
@@ -259,6 +264,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
         self.sessions = ClientSessions(core.end_session)
+        self._breakers = lru_cache(16)(partial(breaker_sequences, tokenizer))  # each looks at the whole vocabulary
         # Running samples, by API key and the client's id.
         self.named: defaultdict[tuple[str | None, str], set[SampleStream]] = defaultdict(set)
 
@@ -290,12 +296,20 @@ class Generator:
         except (ImportError, OSError, MemoryError) as error:  # the first pattern loads libraries
             raise BusyError(f"no memory is left to compile stop_regex: {error}") from None
         banned = banned_sequences(self.tokenizer, prompt.sampling.bad_words)
+        breakers = self._breakers(prompt.sampling.dry_sequence_breakers) if prompt.sampling.avoids_repeats else ()
         others = prompt
         if n > 1 and prompt.options.soft_pins:
             others = replace(prompt, options=msgspec.structs.replace(prompt.options, soft_pins=[]))
         return SampleStreams(
             [
-                SampleStream(self, others if i else prompt, _seeded(prompt.sampling, seed + i), patterns, banned)
+                SampleStream(
+                    self,
+                    others if i else prompt,
+                    _seeded(prompt.sampling, seed + i),
+                    patterns,
+                    banned=banned,
+                    breakers=breakers,
+                )
                 for i in range(n)
             ]
         )

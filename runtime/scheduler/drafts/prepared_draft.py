@@ -69,9 +69,12 @@ def prepare_draft(
     if not len(tree):
         return None
     seed, num_tokens = request.message.sampling.seed, len(request.tokens)
+    dry: list[dict[int, float]] = [{}] * len(masks)
+    if request.repeats is not None:
+        dry = request.repeats.after_nodes(request.tokens, tree)
     nodes = [
-        DraftNode(draw=0 if seed is None else random_bits(seed, num_tokens + depth), mask=masks[node])
-        for node, depth in zip(sorted(masks), tree.depths, strict=True)
+        DraftNode(draw=0 if seed is None else random_bits(seed, num_tokens + depth), mask=masks[node], dry=own)
+        for node, depth, own in zip(sorted(masks), tree.depths, dry, strict=True)
     ]
     return PreparedDraft(tree, nodes)
 

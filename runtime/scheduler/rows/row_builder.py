@@ -74,9 +74,10 @@ def _sample(request: Request) -> Sample:
             output=request.tokens[request.output_start :],
         )
     bits = 0 if params.seed is None else random_bits(params.seed, len(request.tokens))
-    if not bits and penalties is None:
+    if not bits and penalties is None and request.repeats is None:
         return request.sample
-    return msgspec.structs.replace(request.sample, draw=bits, penalties=penalties)
+    dry = {} if request.repeats is None else request.repeats.after(request.tokens)
+    return msgspec.structs.replace(request.sample, draw=bits, penalties=penalties, dry=dry)
 
 
 def _further_draws(item: ScheduledRequest) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,19 @@ class _Batch(ctypes.Structure):
         ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
         ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
         ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+class _TokenData(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int32), ("logit", ctypes.c_float), ("p", ctypes.c_float))
+
+
+class _TokenDataArray(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.POINTER(_TokenData)),
+        ("size", ctypes.c_size_t),
+        ("selected", ctypes.c_int64),
+        ("sorted", ctypes.c_bool),
     )
 
 
@@ -67,6 +81,14 @@ class LlamaCpp:
             *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
         )
+        lib.llama_sampler_init_dry.restype = ctypes.c_void_p
+        lib.llama_sampler_init_dry.argtypes = (
+            *(ctypes.c_void_p, ctypes.c_float, ctypes.c_float, ctypes.c_int32, ctypes.c_int32),
+            *(ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t),
+        )
+        lib.llama_sampler_accept.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+        lib.llama_sampler_apply.argtypes = (ctypes.c_void_p, ctypes.POINTER(_TokenDataArray))
+        lib.llama_sampler_free.argtypes = (ctypes.c_void_p,)
         lib.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
         lib.ggml_quantize_chunk.restype = ctypes.c_size_t
         lib.ggml_quantize_chunk.argtypes = (
@@ -117,6 +139,33 @@ class LlamaCpp:
             found.append(list(ids[:count]))
         lib.llama_model_free(model)
         return found
+
+    def dry(self, path: Path, asked: list[dict[str, Any]]) -> list[dict[int, float]]:
+        """Return what the DRY sampler subtracts of tokens' logits after `asked[i]["tokens"]`, with its parameters."""
+        lib = self._lib
+        model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        vocab = lib.llama_model_get_vocab(model)
+        found = []
+        for own in asked:
+            breakers = [text.encode() for text in own["dry_sequence_breakers"]]
+            numbers = [own[name] for name in ("dry_multiplier", "dry_base", "dry_allowed_length")]
+            window = own["dry_penalty_last_n"] if own["dry_penalty_last_n"] >= 0 else 4096
+            texts = (ctypes.c_char_p * len(breakers))(*breakers)
+            sampler = lib.llama_sampler_init_dry(vocab, *numbers, window, texts, len(breakers))
+            for token in own["tokens"]:
+                lib.llama_sampler_accept(sampler, token)
+            logits = self._applied(sampler, lib.llama_vocab_n_tokens(vocab))
+            found.append({token: -logit for token, logit in enumerate(logits) if logit})
+        lib.llama_model_free(model)
+        return found
+
+    def _applied(self, sampler: int, vocab_size: int) -> list[float]:
+        """Return zeros [V] after the sampler, which is freed."""
+        data = (_TokenData * vocab_size)(*[(token, 0.0, 0.0) for token in range(vocab_size)])
+        array = _TokenDataArray(data, vocab_size, -1, False)
+        self._lib.llama_sampler_apply(sampler, ctypes.byref(array))
+        self._lib.llama_sampler_free(sampler)
+        return [each.logit for each in sorted(data, key=lambda each: each.id)]
 
     def quantise(self, rows: np.ndarray, kind: int, row_bytes: int) -> np.ndarray:
         """Return `rows` [..., C] in ggml's type `kind`, whose rows have `row_bytes`. All columns matter alike."""

@@ -34,7 +34,7 @@ LoadOption = bool | int | float | None
 Images = Annotated[list[Any], described(maxItems=0)]
 
 
-_DRAW = [row.name for row in PARAMETERS.values() if row.stage == "draw"]
+_DRAW = [row.name for row in PARAMETERS.values() if row.stage == "draw" or row.name.startswith("dry_")]
 _FIELDS = sampling_fields("openai")
 DrawOptions = create_model("DrawOptions", __base__=Body, **{name: _FIELDS[name] for name in _DRAW})
 
