@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .lang.evaluation.evaluate import aevaluate, evaluate
     from .lang.evaluation.optimise import aoptimise, optimise
     from .lang.evaluation.report import Comparison, Report
-    from .lang.expressions.captures import one_or_more, optional, repeat, rx, seq, zero_or_more
+    from .lang.expressions.captures import one_or_more, optional, recursive, repeat, rx, seq, zero_or_more
     from .lang.expressions.choices import (
         ChoicesDecision,
         ChoicesSamplingMethod,
@@ -136,6 +136,7 @@ __all__ = [
     "pick",
     "predicate",
     "rate",
+    "recursive",
     "repeat",
     "role",
     "rx",
@@ -232,6 +233,7 @@ _MODULES = {
     "pick": ".lang.expressions.decide",
     "predicate": ".lang.expressions.decide",
     "rate": ".lang.expressions.decide",
+    "recursive": ".lang.expressions.captures",
     "repeat": ".lang.expressions.captures",
     "role": ".lang.expressions.messages",
     "rx": ".lang.expressions.captures",

@@ -6,7 +6,6 @@ tried first. A place of the program is tried once at each position of the text, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from .nodes import (
     LoopNode,
     Node,
     RuleNode,
+    TreeNode,
     captures,
 )
 
@@ -28,8 +28,8 @@ MAX_INSTRUCTIONS = 100_000
 MAX_STEPS = 20_000_000  # of one text
 
 _TEXT, _CHARS, _JUMP, _SPLIT, _NOTE, _CALL, _RETURN, _END = range(8)
-# What a note says: a capture begins or ends, a loop begins, begins a repetition, or ends.
-_BEGIN, _CLOSE, _LOOP, _AGAIN, _AFTER = range(5)
+# What a note says: a capture begins or ends, a loop begins, begins a repetition, or ends, a tree begins or ends.
+_BEGIN, _CLOSE, _LOOP, _AGAIN, _AFTER, _TREE, _LEAVE = range(7)
 _Path = tuple[Any, ...] | None  # (previous path, note, position)
 
 
@@ -56,13 +56,16 @@ class CaptureMatcher:
         for at, name in self._calls:
             self._code[at] = (_CALL, starts[name], None)
         self._names = tuple(captures(constraints.whole))
+        self._names_of_rule = {name: tuple(captures(node)) for name, node in constraints.rules}
 
     def match(self, text: str) -> dict[str, Any]:
         """Return the text of each capture, None where it did not occur, a list of these inside a repetition.
 
+        For a tree it is a dict of these, of the captures of its rule.
+
         Raises ValueError if the text is not one of the constraints.
         """
-        path = self._search(text)
+        path = self.search(text)
         notes = []
         while path is not None:
             path, note, position = path
@@ -86,6 +89,11 @@ class CaptureMatcher:
                     scopes.pop()
                     names, rows = loops.pop()
                     scopes[-1].values.update({name: [row[name] for row in rows] for name in names})
+                case 5:  # _TREE
+                    scopes.append(_Scope(dict.fromkeys(self._names_of_rule[detail[1]])))
+                case 6:  # _LEAVE
+                    tree = scopes.pop().values
+                    scopes[-1].values[detail] = tree
         return found.values
 
     # The program
@@ -123,6 +131,10 @@ class CaptureMatcher:
                 self._add(_NOTE, (_CLOSE, name))
             case RuleNode(name=name):
                 self._calls.append((self._add(_CALL), name))
+            case TreeNode(name=name, rule=rule):
+                self._add(_NOTE, (_TREE, (name, rule)))
+                self._calls.append((self._add(_CALL), rule))
+                self._add(_NOTE, (_LEAVE, name))
 
     def _emit_loop(self, node: LoopNode) -> None:
         if node.names:
@@ -152,7 +164,7 @@ class CaptureMatcher:
 
     # The search
 
-    def _search(self, text: str) -> _Path:
+    def search(self, text: str) -> _Path:
         """Return the notes on the preferred way through the program. Raises ValueError if there is none."""
         search = MatchSearch()
         path = self.advance(search, text, is_whole=True)
@@ -261,29 +273,28 @@ class CaptureSearch:
 
     def rest(self) -> list[str]:
         """Return the captures of the whole text that are not returned yet. Raises ValueError."""
-        return list(_texts(self._matcher.match(self._text)[self._name]))[self._num_found :]
+        found = self._closed(self._matcher.search(self._text))
+        return [self._text[begin:end] for begin, end in found[self._num_found :]]
 
     def _closed(self, path: _Path) -> list[tuple[int, int]]:
         """Return where the captures of the name are that have ended on a way."""
-        found: list[tuple[int, int]] = []
-        end = -1
+        notes = []
         while path is not None:
-            path, (kind, detail), position = path
-            if detail == self._name:
-                if kind == _CLOSE:
-                    end = position
-                elif kind == _BEGIN and end >= 0:
-                    found.append((position, end))
-        return found[::-1]
-
-
-def _texts(found: Any) -> Iterator[str]:
-    """Yield the texts of a capture, which are lists inside repetitions."""
-    if isinstance(found, list):
-        for one in found:
-            yield from _texts(one)
-    elif found is not None:
-        yield found
+            path, note, position = path
+            notes.append((note, position))
+        found: list[tuple[int, int]] = []
+        begin = depth = 0  # captures inside trees are those of their dicts
+        for (kind, detail), position in reversed(notes):
+            if kind == _LEAVE:
+                depth -= 1
+            if depth == 0 and self._name == (detail[0] if kind == _TREE else detail):
+                if kind in (_BEGIN, _TREE):
+                    begin = position
+                else:
+                    found.append((begin, position))
+            if kind == _TREE:
+                depth += 1
+        return found
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...runtime.protocol.errors import RequestError
@@ -74,7 +74,15 @@ class RuleNode:
     name: str
 
 
-Node = LiteralNode | CharNode | JoinNode | EitherNode | LoopNode | CaptureNode | RuleNode
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A reference to a rule, of whose captures a dict is kept under a name."""
+
+    name: str
+    rule: str
+
+
+Node = LiteralNode | CharNode | JoinNode | EitherNode | LoopNode | CaptureNode | RuleNode | TreeNode
 EMPTY_NODE = JoinNode(())
 
 
@@ -166,8 +174,51 @@ def captures(node: Node) -> Iterator[str]:
         case CaptureNode(name=name, part=part):
             yield name
             yield from captures(part)
+        case TreeNode(name=name):
+            yield name
         case LoopNode(part=part):
             yield from captures(part)
         case JoinNode(parts=parts) | EitherNode(parts=parts):
             for one in parts:
                 yield from captures(one)
+
+
+def derives(node: Node, rules: Mapping[str, Node], without: frozenset[str], *, empty: bool = False) -> bool:
+    """Return whether some text, or the empty one, is of the node, without the rules of these names."""
+    match node:
+        case LiteralNode(text=text):
+            return not (empty and text)
+        case CharNode():
+            return not empty
+        case JoinNode(parts=parts):
+            return all(derives(part, rules, without, empty=empty) for part in parts)
+        case EitherNode(parts=parts):
+            return any(derives(part, rules, without, empty=empty) for part in parts)
+        case LoopNode(part=part, least=least):
+            return least == 0 or derives(part, rules, without, empty=empty)
+        case CaptureNode(part=part):
+            return derives(part, rules, without, empty=empty)
+        case RuleNode(name=name) | TreeNode(rule=name):
+            found = None if name in without else rules.get(name)
+            return found is not None and derives(found, rules, without | {name}, empty=empty)
+
+
+def begins_with(node: Node, rules: Mapping[str, Node], rule: str, seen: set[str]) -> bool:
+    """Return whether the rule may come in the node before any character. `seen`: rules that are not looked at again."""
+    match node:
+        case JoinNode(parts=parts):
+            for part in parts:
+                if begins_with(part, rules, rule, seen):
+                    return True
+                if not derives(part, rules, frozenset([rule]), empty=True):
+                    return False
+        case EitherNode(parts=parts):
+            return any(begins_with(part, rules, rule, seen) for part in parts)
+        case LoopNode(part=part) | CaptureNode(part=part):
+            return begins_with(part, rules, rule, seen)
+        case RuleNode(name=name) | TreeNode(rule=name) if name == rule:
+            return True
+        case RuleNode(name=name) | TreeNode(rule=name) if name in rules and name not in seen:
+            seen.add(name)
+            return begins_with(rules[name], rules, rule, seen)
+    return False

@@ -1,9 +1,9 @@
-"""The functions that compose constraints: `seq`, `rx`, `optional`, `zero_or_more`, `one_or_more` and `repeat`."""
+"""The functions that compose constraints: `seq`, `rx`, `optional`, `repeat` and its short forms, and `recursive`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,10 @@ from ..constraints.nodes import (
     Constraints,
     LiteralNode,
     Node,
+    TreeNode,
+    begins_with,
     captures,
+    derives,
     either,
     join,
     loop,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 MAX_NESTING = 40  # constraints within constraints
 CUTTING_ARGUMENTS = ("stop", "stop_regex", "stop_token_ids")  # they would end the text before it is complete
+_TREE_RULE = "tree-"  # begins the names of the rules of `recursive`
 _TAKEN = {"name", "sampling", "dtype", "regex", "json_schema", "schema", "additional_properties"}
 
 
@@ -46,6 +50,7 @@ class ConstraintExpr(Expr):
     sampling: Mapping[str, Any] = field(default_factory=dict)  # by gen's argument names
     depth: int = 0
     heal: bool = False
+    open: frozenset[str] = frozenset()  # names of recursive constraints that it stands inside of
 
     def __repr__(self) -> str:
         return f"seq(... that captures {', '.join(self.results) or 'nothing'})"
@@ -73,6 +78,37 @@ class CaptureStream(ValueStream):
         return map(self._result.parse, self._search.rest())
 
 
+class TreeStream(ValueStream):
+    """The trees of a recursive capture, which are known once the whole text is."""
+
+    def end(self, value: Any) -> Iterator[Any]:
+        return _leaves(value)
+
+
+class TreeParser:
+    """Makes trees, dicts of values, of the dicts of texts that a recursive capture has. `results` are their types."""
+
+    def __init__(self) -> None:
+        self.results: Mapping[str, ResultType] = {}
+
+    def __call__(self, found: Any) -> dict[str, Any]:
+        whole: dict[str, Any] = {}
+        todo = [(self, found, whole)]  # no recursion: texts may be nested deeper than Python's calls
+        while todo:
+            parser, texts, values = todo.pop()
+            for name, result in parser.results.items():
+                inner = result.parse if isinstance(result.parse, TreeParser) else None
+
+                def value(text: Any, inner: TreeParser | None = inner, result: ResultType = result) -> Any:
+                    if inner is None:
+                        return result.parse(text)
+                    todo.append((inner, text, made := {}))
+                    return made
+
+                values[name] = _mapped(value, texts[name])
+        return whole
+
+
 class CapturedTexts:
     """The captures of texts by name; each text is read once."""
 
@@ -80,26 +116,39 @@ class CapturedTexts:
         self._matcher = matcher
         self._found: dict[str, dict[str, Any]] = {}
 
-    def stream(self, name: str, result: ResultType, *, as_text: bool = False) -> CaptureStream:
+    def stream(self, name: str, result: ResultType, *, as_text: bool = False) -> ValueStream:
         """Return what reads the values of a capture, or their texts, out of a text while it grows."""
         from ..constraints.matcher import CaptureSearch
 
+        if isinstance(result.parse, TreeParser) and not as_text:
+            return TreeStream()
         return CaptureStream(CaptureSearch(self._matcher, name), TEXT if as_text else result)
 
     def parser(self, name: str, result: ResultType) -> Callable[[str], Any]:
         """Return the function that makes the value of a capture from the whole text. It raises ValueError."""
 
-        def value(captured: Any) -> Any:
-            if isinstance(captured, list):
-                return [value(one) for one in captured]
-            return None if captured is None else result.parse(captured)
-
         def parse(text: str) -> Any:
             if text not in self._found:
                 self._found[text] = self._matcher.match(text)
-            return value(self._found[text][name])
+            return _mapped(result.parse, self._found[text][name])
 
         return parse
+
+
+def _mapped(parse: Callable[[Any], Any], captured: Any) -> Any:
+    """Return the value of a capture: that of a repetition is a list, that of an option may be None."""
+    if isinstance(captured, list):
+        return [_mapped(parse, one) for one in captured]
+    return None if captured is None else parse(captured)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values of a capture one after the other."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value
 
 
 def seq(*parts: Expr | str, name: str | None = None, heal: bool = False, **sampling: Any) -> ConstraintExpr:
@@ -124,8 +173,9 @@ def seq(*parts: Expr | str, name: str | None = None, heal: bool = False, **sampl
     made = _composed(parts, join, name)
     if made.node == LiteralNode("") or made.node == join(()):
         raise RequestError("seq needs parts that are not empty", param="parts")
-    whole = ConstraintExpr(made.node, made.rules, made.results, given, made.depth, heal)
-    compiled(whole)  # raises RequestError for what is too large
+    whole = replace(made, sampling=given, heal=heal)
+    if not whole.open:
+        compiled(whole)  # raises RequestError for what is too large
     return whole
 
 
@@ -180,12 +230,39 @@ def repeat(*parts: Any, least: int | None = None, most: int | None = None) -> Co
 def choice_of(name: str | None, choices: Iterable[Expr | str]) -> ConstraintExpr:
     """Generate one of the choices, among which are expressions; the variable is its text."""
     made = _composed(tuple(choices), either, name)
-    compiled(made)
+    if not made.open:
+        compiled(made)
+    return made
+
+
+def recursive(name: str, build: Callable[[ConstraintExpr], Expr | str | list[Any]]) -> ConstraintExpr:
+    """Generate parts that contain themselves: `build` is given the whole, and returns the parts, in which it may stand.
+
+    The variable is a dict of the captures inside, None or lists as elsewhere; where the whole stands in the parts, it
+    is such a dict again, under the same name. Raises RequestError for parts that begin with the whole, or never end.
+    """
+    _check_name(name)
+    rule = f"{_TREE_RULE}{name.encode().hex()}"
+    parser = TreeParser()
+    node, results = TreeNode(name, rule), {name: ResultType("tree", parser)}
+    inner = build(ConstraintExpr(node, results=results, open=frozenset([name])))
+    parts = _composed((inner,), join)
+    if rule in parts.rules:
+        raise RequestError(f"recursive({name!r}) stands inside one of the same name", param="name")
+    parser.results = parts.results
+    rules = {**parts.rules, rule: parts.node}
+    if begins_with(parts.node, rules, rule, set()):
+        raise RequestError(f"recursive({name!r}) may begin with itself: begin its parts with text", param="build")
+    made = ConstraintExpr(node, rules, results, depth=parts.depth + 1, open=parts.open - {name})
+    if not made.open and not derives(node, rules, frozenset()):
+        raise RequestError(f"recursive({name!r}) never ends: make it optional inside its parts", param="build")
     return made
 
 
 def compiled(expr: ConstraintExpr) -> CompiledConstraints:
     """Return the grammar and matcher. Raises RequestError if the constraints are too large."""
+    if expr.open:
+        raise RequestError(f"what recursive({min(expr.open)!r}) gives stands outside of its parts", param="build")
     try:
         return _compiled(Constraints(expr.node, tuple(expr.rules.items())))
     except RecursionError:
@@ -210,6 +287,7 @@ def _composed(
     results: dict[str, ResultType] = {}
     nodes = []
     depth = 0
+    unfinished: frozenset[str] = frozenset()
     for one in given:
         inner = []
         for part in parts_of(one):
@@ -221,8 +299,12 @@ def _composed(
                 )
             if again := results.keys() & made.results.keys():
                 raise _named_twice(min(again))
+            for rule in rules.keys() & made.rules.keys():
+                if rule.startswith(_TREE_RULE) and rules[rule] != made.rules[rule]:
+                    raise _named_twice(bytes.fromhex(rule.removeprefix(_TREE_RULE)).decode())
             rules |= made.rules
             results |= made.results
+            unfinished |= made.open
             depth = max(depth, made.depth + 1)
             inner.append(made.node)
         nodes.append(join(inner))
@@ -233,13 +315,17 @@ def _composed(
     except RecursionError:
         raise RequestError("constraints are nested too deeply", param="parts") from None
     if name is not None:
-        refuse_marks("name", known(name))
-        if not isinstance(name, str) or not name:
-            raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
+        _check_name(name)
         if name in results:
             raise _named_twice(name)
         node, results = CaptureNode(name, node), {name: TEXT, **results}
-    return ConstraintExpr(node, rules, results, depth=depth)
+    return ConstraintExpr(node, rules, results, depth=depth, open=unfinished)
+
+
+def _check_name(name: str) -> None:
+    refuse_marks("name", known(name))
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
 
 
 def _named_twice(name: str) -> RequestError:
