@@ -102,7 +102,8 @@ class TreeParser:
                 def value(text: Any, inner: TreeParser | None = inner, result: ResultType = result) -> Any:
                     if inner is None:
                         return result.parse(text)
-                    todo.append((inner, text, made := {}))
+                    made: dict[str, Any] = {}
+                    todo.append((inner, text, made))
                     return made
 
                 values[name] = _mapped(value, texts[name])
