@@ -28,7 +28,7 @@ def test_a_live_request_starts_at_once_and_every_output_is_what_it_is_alone(size
     for _ in range(8):
         runtime.step()
     live = generate("live", [5] * 20, max_new_tokens=6, ignore_eos=True)
-    runtime.add(live)
+    runtime.add(live, owner=b"another frontend")
     num_plans = len(runtime.plans)
     runtime.finish()
     assert any(row.rid == "live" for plan in runtime.plans[num_plans : num_plans + 2] for row in plan.rows)
@@ -91,14 +91,14 @@ def test_what_rows_leave_in_the_cache_goes_before_what_live_requests_leave() -> 
 
 def test_steps_are_short_for_a_while_after_a_live_request() -> None:
     class Step:
-        num_tokens, seconds, num_decodes = 1000, 0.4, 1
+        num_tokens, seconds, num_decodes = 1000, 0.2, 1
 
     pace = BackgroundPace()
     pace.observe(Step, Step)  # type: ignore[arg-type]
     assert pace.share(0.0, has_live=False).offer(4000) == 4000
     assert pace.share(5.0, has_live=True).offer(4000) == background.MIN_TOKENS
     share = pace.share(6.0, has_live=False)
-    assert share.offer(4000) == 50  # 20 milliseconds, at 0.4 each
+    assert share.offer(4000) == 50  # 10 milliseconds, at 0.2 each
     share.take(30)
     assert share.extend(4000) == 20
     assert pace.share(5.0 + background.LIVELY_SECONDS, has_live=False).offer(4000) == 4000
