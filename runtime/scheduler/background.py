@@ -10,7 +10,7 @@ import sys
 from ..protocol.config import PAGE_SIZE
 from .plan import ForwardPlan, ForwardResult
 
-LIVELY_SECONDS = 60.0  # after the last live request, during which the next one may come at any moment
+LIVELY_SECONDS = 20.0  # after the last live request, during which the next one may come at any moment
 STEP_SECONDS = 0.01  # that a step of background requests may take in such a time
 MIN_TOKENS = PAGE_SIZE  # of a step, which fewer would not make shorter: the weights have to be read
 
