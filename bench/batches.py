@@ -32,7 +32,6 @@ from typing import Any
 import httpx
 
 import ramiform
-from ramiform.bench.peers import engines
 from ramiform.runtime.scheduler.background import LIVELY_SECONDS
 
 URL = "/v1/completions"
@@ -152,6 +151,8 @@ def serving(options: argparse.Namespace) -> Iterator[httpx.Client]:
 
 @contextmanager
 def vllm(options: argparse.Namespace) -> Iterator[tuple[httpx.Client, str]]:
+    from ramiform.bench.peers import engines  # needs psutil, which tests that import this module do not
+
     launch = engines.vllm(options.vllm, Path(options.model), options.dtype)
     launch.command.extend(["--num-gpu-blocks-override", str(options.pool // PAGE), "--block-size", str(PAGE)])
     launch.command.append("--enable-prompt-tokens-details")
