@@ -49,6 +49,7 @@ from .schema.strings.string_dfas import any_string, labelled_product, plain_stat
 from .schema.strings.string_parts import StringPart
 from .schema.strings.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
+from .tags.formats import GrammarFormat
 from .tags.spec import read_tags
 
 _warming = Lock()
@@ -86,6 +87,9 @@ def _start_of(
             return partial(schema_start, document, whitespace, order, SchemaOptions())
         case Grammar(text=text, syntax=syntax, start=rule):
             rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
+            if rules.has_tokens:
+                style = SchemaStyle(whitespace, order, SchemaOptions())  # of no schema: a grammar has none
+                return partial(tags_start, GrammarFormat(text, None, rule or "root"), style, vocabulary)
             return partial(grammar_start, rules)
         case JsonString():
             return partial(grammar_start, string_grammar(constraint))

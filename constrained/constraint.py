@@ -78,7 +78,8 @@ class Grammar:
 
     `start` is the rule to begin with (default: "start" in Lark, else "root"). `syntax`: "lark" is a Lark file, parsed
     as by Lark's Earley parser with its lexer `dynamic` (not `dynamic_complete`): a terminal takes its preferred match,
-    and all readings by these count. "gbnf" or "ebnf" is the syntax of llama.cpp, in which every match counts.
+    and all readings by these count. "gbnf" or "ebnf" is the syntax of llama.cpp and xgrammar, in which every match
+    counts.
     """
 
     text: str

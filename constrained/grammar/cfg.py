@@ -23,9 +23,22 @@ Symbol = int  # a nonterminal n >= 0, or -1 - t for terminal t
 Rules = tuple[tuple[tuple[Symbol, ...], ...], ...]  # the alternatives of each nonterminal
 
 
+@dataclass(frozen=True)
+class TokenSet:
+    """One token of `tokens`, which are given by their number or text, or any other that has text.
+
+    With `and_special` the others are also special tokens that do not end an output. `position` is in the grammar.
+    """
+
+    tokens: tuple[int | str, ...]
+    is_excluded: bool = False
+    and_special: bool = False
+    position: int = field(default=0, compare=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Terminal:
-    """A named byte automaton that does not accept the empty text.
+    """A named byte automaton that does not accept the empty text, or with `token` a whole token.
 
     `preferred`: a match ends where the automaton's last accepting state is, whatever follows (see `leftmost_first`).
     Otherwise every text that the automaton accepts is a match. `spoiled`: states in which an earlier end of the match
@@ -36,6 +49,7 @@ class Terminal:
     dfa: Dfa
     preferred: bool
     spoiled: NDArray[np.bool_] | None = None
+    token: TokenSet | None = None  # its automaton has no meaning then
 
     def refutes(self, state: int) -> bool:
         """Return True if an earlier end of the match is none in a state: it is longer, or spoiled."""
@@ -54,6 +68,11 @@ class Cfg:
     alternatives: Rules
     ignored: tuple[int, ...] = ()
     nullable: frozenset[int] = field(default=frozenset())
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if some terminals are tokens, which a vocabulary has to give a meaning."""
+        return any(terminal.token is not None for terminal in self.terminals)
 
 
 def trimmed_cfg(
@@ -185,7 +204,8 @@ class CfgBuilder:
             texts: dict[tuple[Symbol, ...], bytes] = {}
             for symbols in group:
                 if len(symbols) == 1 and symbols[0] < 0:
-                    text = _only_text(self._terminals[-1 - symbols[0]].dfa)
+                    terminal = self._terminals[-1 - symbols[0]]
+                    text = None if terminal.token else _only_text(terminal.dfa)
                     if text is not None:
                         texts[symbols] = text
             if len(texts) >= MANY_LITERALS:

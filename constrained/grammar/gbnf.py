@@ -1,20 +1,21 @@
 r"""Parser for grammars as llama.cpp writes them (GBNF; xgrammar and SGLang say EBNF): `root ::= "a" [b-d]* item{2,3}`.
 
-Rules are over characters. There are no tokens, nothing is skipped, and every reading of a text counts. References to
-tokens (`<...>`) and look-ahead (`(=...)`) are refused.
+Rules are over characters, and nothing is skipped: every reading of a text counts. `<name>`, `<[7]>` and `!<name>` are
+whole tokens, as in xgrammar's `Token`, `ExcludeToken` and `TokenTagDispatch`; its `TagDispatch` is free text with
+tags. Its other macros and look-ahead (`(=...)`) are refused.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
 from ..regex.syntax.expression import Chars, Seq, literal
-from .cfg import MAX_GRAMMAR_REPEAT, MAX_GRAMMAR_TEXT, Cfg
-from .rule_expressions import Alternatives, Concatenation, Repetition, Rule, RuleReference, cfg_of_rules
+from .cfg import MAX_GRAMMAR_REPEAT, MAX_GRAMMAR_TEXT, Cfg, TokenSet
+from .rule_expressions import Alternatives, Concatenation, Dispatch, Repetition, Rule, RuleReference, cfg_of_rules
 
 _MAX_NESTING = 60
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -22,6 +23,10 @@ _SPACE = re.compile(r"(?:[ \t]|#[^\n\r]*)*")
 _ANY_SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n\r]*)*")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]^-]))")
 _BOUNDS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_TOKEN = re.compile(r"<(?:\[([0-9]{1,9})\]|[^>\r\n]+)>")
+_INTEGER = re.compile(r"[0-9]{1,9}(?![0-9])")
+_MACRO = re.compile(r"(Token|ExcludeToken|TagDispatch|TokenTagDispatch|Regex|Substring)\(")
+_UNSUPPORTED_MACROS = ("Regex", "Substring")
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -125,6 +130,10 @@ class _GbnfParser:
 
     def _part(self) -> Rule | None:
         start = self._at
+        macro = _MACRO.match(self._text, start)
+        if macro is not None and not re.search(rf"^\s*{macro[1]}\s*::=", self._text, re.MULTILINE):
+            self._at = macro.end()
+            return self._macro(macro[1], start)
         name = self._name()
         if name is not None:
             self._uses.setdefault(name, start)
@@ -139,9 +148,94 @@ class _GbnfParser:
             if self._take("="):
                 self._fail("look-ahead is not supported", start)
             return self._group(start)
-        if self._take("<") or self._take("!"):
-            self._fail("references to tokens are not supported", start)
+        if self._text[start : start + 1] in ("<", "!"):
+            return self._token(start)
         return None
+
+    def _token(self, start: int) -> TokenSet:
+        is_excluded = self._take("!")
+        match = _TOKEN.match(self._text, self._at)
+        if match is None:
+            self._fail("a token is written <name> or <[number]>", start)
+        self._at = match.end()
+        return TokenSet((int(match[1]) if match[1] else match[0],), is_excluded, is_excluded, start)
+
+    def _macro(self, name: str, start: int) -> Rule:
+        """Read the arguments of a macro of xgrammar's, after the parenthesis."""
+        if name in _UNSUPPORTED_MACROS:
+            self._fail(f"{name}(...) is not supported: write its text as a rule", start)
+        values: list[object] = []
+        options: dict[str, object] = {}
+        while not self._take(")"):
+            self._skip(_ANY_SPACE)
+            named = re.compile(r"(loop_after_dispatch|excludes)\s*=").match(self._text, self._at)
+            if named is not None:
+                self._at = named.end()
+                options[named[1]] = self._value()
+            elif options:
+                self._fail("a value after named arguments")
+            else:
+                values.append(self._value())
+            if not self._take(",") and self._text[self._at : self._at + 1] != ")":
+                self._fail(f"expected , or ) in the arguments of {name}")
+        if name in ("Token", "ExcludeToken"):
+            if options or not values or not all(isinstance(value, int) for value in values):
+                self._fail(f"{name} takes numbers of tokens", start)
+            return TokenSet(tuple(v for v in values if isinstance(v, int)), name == "ExcludeToken", position=start)
+        return self._dispatch(name, int if name == "TokenTagDispatch" else str, values, options, start)
+
+    def _value(self) -> object:
+        """Read an argument of a macro: a text, a number, a flag, a rule or several of these, with the space around."""
+        self._skip(_ANY_SPACE)
+        start = self._at
+        found: object
+        if self._take('"'):
+            found = "".join(iter(lambda: None if self._take('"') else self._character(start), None))
+        elif self._take("("):
+            several: list[object] = []
+            self._skip(_ANY_SPACE)
+            while not self._take(")"):
+                several.append(self._value())
+                if not self._take(",") and self._text[self._at : self._at + 1] != ")":
+                    self._fail("expected , or ) in a tuple")
+                self._skip(_ANY_SPACE)
+            found = tuple(several)
+        elif match := _INTEGER.match(self._text, self._at):
+            self._at, found = match.end(), int(match[0])
+        elif (name := self._name()) is not None:
+            found = {"true": True, "false": False}.get(name)
+            if found is None:
+                self._uses.setdefault(name, start)
+                found = RuleReference(name)
+        else:
+            self._fail("expected a text in quotes, a number, true, false, a rule or a tuple", start)
+        self._skip(_ANY_SPACE)
+        return found
+
+    def _dispatch(self, name: str, kind: type, values: list[object], options: dict[str, object], start: int) -> Rule:
+        pairs: list[tuple[Any, RuleReference]] = []
+        for value in values:
+            match value:
+                case (trigger, RuleReference() as content) if type(trigger) is kind and trigger != "":
+                    pairs.append((trigger, content))
+                case _:
+                    self._fail(f"{name} takes pairs of a {'token' if kind is int else 'text'} and a rule", start)
+        loops, excludes = options.get("loop_after_dispatch", True), options.get("excludes", ())
+        if not isinstance(loops, bool):
+            self._fail("loop_after_dispatch is true or false", start)
+        if not isinstance(excludes, tuple) or not all(type(each) is kind and each != "" for each in excludes):
+            self._fail(f"excludes is a tuple of {'tokens' if kind is int else 'texts'}", start)
+        for each in excludes:
+            if any(each == trigger or (kind is str and trigger.startswith(each)) for trigger, _ in pairs):
+                self._fail(f"the trigger {each!r} is excluded", start)
+        if kind is str:
+            return Dispatch(tuple(pairs), excludes, loops)
+        free = Repetition(TokenSet((*(trigger for trigger, _ in pairs), *excludes), True, position=start), 0, None)
+        if not pairs:
+            return free
+        dispatched = [Concatenation((TokenSet((token,), position=start), content)) for token, content in pairs]
+        once = Concatenation((free, Alternatives(tuple(dispatched))))
+        return Concatenation((Repetition(once, 0, None), free)) if loops else Alternatives((free, once))
 
     def _group(self, start: int) -> Rule:
         self._depth += 1

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..budget import INTERPRETED, CompileBudget
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import length_char_dfa
-from ..regex.dfa import START
+from ..regex.dfa import START, Dfa, trimmed_dfa
 from ..regex.subset import char_dfa
 from ..regex.syntax.expression import EMPTY, Alt, Chars, Expression, Repeat, Seq, alternation, repeat, sequence
-from .cfg import Cfg, CfgBuilder, Symbol, Terminal
+from .cfg import Cfg, CfgBuilder, Symbol, Terminal, TokenSet
+from .free_text import free_text
 
 MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined
 MAX_INLINED = 40  # rules within rules
+_ANY_BYTE = Dfa(np.array([[0], [2], [0]], np.int32), np.zeros(256, np.uint8), np.array([False, False, True]))
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,19 @@ class Repetition:
     most: int | None
 
 
-Rule = Chars | Seq | RuleReference | Concatenation | Alternatives | Repetition
+@dataclass(frozen=True)
+class Dispatch:
+    """Free text without `excludes` in which each of some texts is followed by its rule.
+
+    It ends after one text and its rule, unless it `loops`.
+    """
+
+    rules: tuple[tuple[str, RuleReference], ...]
+    excludes: tuple[str, ...]
+    loops: bool
+
+
+Rule = Chars | Seq | RuleReference | Concatenation | Alternatives | Repetition | TokenSet | Dispatch
 
 
 def cfg_of_rules(rules: Mapping[str, Rule], start: str, budget: CompileBudget) -> Cfg:
@@ -101,6 +118,8 @@ class _RuleTranslator:
                     return None
                 join = sequence if isinstance(rule, Concatenation) else _choice
                 return _limited(join(*(part for part, _ in kept)), 1 + sum(size for _, size in kept))
+            case TokenSet() | Dispatch():
+                return None
 
     def _named(self, name: str) -> tuple[Expression, int] | None:
         if name not in self._regular:
@@ -165,8 +184,33 @@ class _RuleTranslator:
                 return tuple(symbol for part in self._joined(parts) for symbol in self._symbols(part))
             case Repetition(part=part, least=least, most=most):
                 return self._builder.repeat(self._symbols(part), least, most)
+            case TokenSet(tokens=tokens):
+                made = Terminal(f"token {tokens}", _ANY_BYTE, False, token=rule)
+                return (self._builder.terminal(rule, lambda: made),)
+            case Dispatch():
+                return self._dispatch(rule)
             case _:
                 return self._builder.choice(self._alternatives(rule))
+
+    def _dispatch(self, rule: Dispatch) -> tuple[Symbol, ...]:
+        dfa, found = free_text([text for text, _ in rule.rules], rule.excludes, self._budget)
+        ended = np.array([bool(numbers) for numbers in found])
+        free = self._builder.choice([(), (self._of_states(rule, -1, dfa, dfa.accepting & ~ended),)])
+        dispatched = [
+            (self._of_states(rule, number, dfa, np.array([number in own for own in found])), *self._symbols(content))
+            for number, (_, content) in enumerate(rule.rules)
+        ]
+        if not rule.loops:
+            return self._builder.choice([free, *dispatched])
+        return (*self._builder.repeat(self._builder.choice(dispatched), 0, None), *free) if dispatched else free
+
+    def _of_states(self, rule: Dispatch, number: int, dfa: Dfa, accepting: NDArray[np.bool_]) -> Symbol:
+        """Return the terminal of the texts, but the empty one, that end in some of an automaton's states."""
+        table = np.where(dfa.table == START, dfa.num_states, dfa.table)
+        table, accepting = np.vstack([table, table[START]]).astype(np.int32), np.append(accepting, accepting[START])
+        accepting[START] = False
+        own = trimmed_dfa(table, dfa.class_of, accepting)
+        return self._builder.terminal((rule, number), lambda: Terminal(f"text {number}", own, preferred=False))
 
     def _joined(self, parts: tuple[Rule, ...]) -> list[Rule]:
         """Merge neighbouring parts that are regular together."""

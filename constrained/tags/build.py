@@ -15,16 +15,16 @@ import numpy as np
 
 from ..automaton.automaton import Automaton
 from ..automaton.vocabulary import Vocabulary, bitmask
-from ..budget import INTERPRETED, CompileBudget
+from ..budget import CompileBudget
 from ..constraint import PropertyOrder, SchemaOptions, WhitespacePolicy
 from ..errors import GrammarError
-from ..grammar.cfg import CfgBuilder, Symbol
+from ..grammar.cfg import CfgBuilder, Symbol, TokenSet
 from ..grammar.earley import EarleySets
+from ..grammar.free_text import free_text
 from ..grammar.gbnf import gbnf_grammar
-from ..regex.alphabet import alphabet_of
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa, length_char_dfa
-from ..regex.dfa import DEAD, START, Dfa
+from ..regex.char_dfa import length_char_dfa
+from ..regex.dfa import START, Dfa
 from ..regex.listed import listed_dfa
 from ..regex.subset import char_dfa
 from ..regex.syntax.expression import alternation, literal
@@ -225,10 +225,13 @@ class _TagCompiler:
 
     def _grammar(self, format: GrammarFormat) -> Symbols:
         try:
-            rules = gbnf_grammar(format.text)
+            rules = gbnf_grammar(format.text, format.start)
         except GrammarError as error:
             raise GrammarError(str(error), pointer=format.pointer, position=error.position) from None
-        terminals = [self._regular(terminal.dfa) for terminal in rules.terminals]
+        terminals = [
+            self._regular(terminal.dfa) if terminal.token is None else self._token_set(terminal.token, format)
+            for terminal in rules.terminals
+        ]
         numbers = [self.rules.new() for _ in rules.alternatives]
         for number, alternatives in zip(numbers, rules.alternatives, strict=True):
             self.rules.define(
@@ -239,6 +242,26 @@ class _TagCompiler:
                 ],
             )
         return (numbers[0],)
+
+    def _token_set(self, own: TokenSet, format: GrammarFormat) -> Symbols:
+        vocabulary = self._vocabulary
+        found = []
+        for token in own.tokens:
+            number, reason = vocabulary.number_of(token), ""
+            if number is None:
+                reason = f"the vocabulary has no token {token!r}"
+            elif number in vocabulary.eos_ids and not own.is_excluded:
+                reason = f"the token {token!r} ends an output, so it cannot be a part of one"
+            if number is None or reason:
+                error = GrammarError.in_pattern(reason, format.text, own.position)
+                raise GrammarError(str(error), pointer=format.pointer, position=own.position)
+            found.append(Token(number, token))
+        if own.and_special:
+            special = set(vocabulary.names.values()) - vocabulary.eos_ids - {token.number for token in found}
+            others = tuple(Token(number, number) for number in sorted(special))
+            free = self._tokens(TokensFormat(tuple(found), True, 1, 1), ())
+            return self.rules.choice([free, *([self._tokens(TokensFormat(others, False, 1, 1), ())] if others else [])])
+        return self._tokens(TokensFormat(tuple(found), own.is_excluded, 1, 1), ())
 
     def _any_text(self, format: AnyTextFormat, ends: Ends) -> Symbols:
         if 0 in (format.max_chars, format.max_tokens):
@@ -431,56 +454,3 @@ def _quoted(text: str) -> str:
 
 def _texts_of(ends: Ends) -> list[str]:
     return [] if isinstance(ends, Token) else [end.decode() for end in ends if end]
-
-
-def free_text(
-    patterns: Sequence[str], excluded: Sequence[str], budget: CompileBudget
-) -> tuple[Dfa, list[tuple[int, ...]]]:
-    """Return the automaton of the texts that hold none of these, and of those that end in the first pattern.
-
-    And the numbers of the patterns that end in each state. All patterns and exclusions are matched at once (Aho and
-    Corasick 1975).
-    """
-    letters = sorted({letter for text in (*patterns, *excluded) for letter in text})
-    alphabet, classes = alphabet_of(tuple(((ord(letter), ord(letter)),) for letter in letters))
-    label_of = {letter: label for letter, (label,) in zip(letters, classes, strict=True)}
-    children: list[dict[int, int]] = [{}, {}]
-    found: list[set[int]] = [set(), set()]  # patterns that end here
-    forbidden = {DEAD}
-    for number, text in enumerate((*patterns, *excluded)):
-        budget.check(len(children), len(text) * INTERPRETED)
-        state = START
-        for letter in text:
-            after = children[state].setdefault(label_of[letter], len(children))
-            if after == len(children):
-                children.append({})
-                found.append(set())
-            state = after
-        if number < len(patterns):
-            found[state].add(number)
-        else:
-            forbidden.add(state)
-    budget.check(len(children), len(children) * (alphabet.num_classes + INTERPRETED))
-    table = np.zeros((len(children), alphabet.num_classes), np.int32)
-    table[START] = START
-    suffix = [START] * len(children)  # the longest proper suffix that is a state too
-    order = [START]
-    for state in order:
-        longest = suffix[state]
-        if state != START:
-            table[state] = table[longest]
-            found[state] |= found[longest]
-            if longest in forbidden:
-                forbidden.add(state)
-        for label, child in children[state].items():
-            suffix[child] = int(table[state, label])
-            table[state, label] = child
-            order.append(child)
-    ends = [state for state in range(len(children)) if found[state]]
-    table[ends] = DEAD
-    table[np.isin(table, list(forbidden))] = DEAD
-    accepting = np.ones(len(children), np.bool_)
-    accepting[list(forbidden)] = False
-    dfa = byte_dfa(CharDfa(alphabet, table, accepting), "utf8", budget)
-    labels = [tuple(sorted(numbers)) for numbers in found]
-    return dfa, labels + [()] * (dfa.num_states - len(labels))

@@ -67,10 +67,11 @@ class RegexFormat:
 
 @dataclass(frozen=True)
 class GrammarFormat:
-    """A text of a grammar in llama.cpp's notation."""
+    """A text of a grammar in llama.cpp's notation. `pointer` is None for one that is no part of a tag."""
 
     text: str
-    pointer: str
+    pointer: str | None
+    start: str = "root"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Logits of a sequence, and rows quantised by ggml. Keys and values are kept in fl
 from __future__ import annotations
 
 import ctypes
+import random
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class LlamaCpp:
         for name in ("llama_get_logits", "llama_free", "llama_model_free", "llama_model_get_vocab"):
             getattr(lib, name).argtypes = (ctypes.c_void_p,)
         lib.llama_model_get_vocab.restype = ctypes.c_void_p
-        lib.llama_vocab_n_tokens.argtypes = (ctypes.c_void_p,)
+        lib.llama_vocab_n_tokens.argtypes = lib.llama_vocab_eos.argtypes = (ctypes.c_void_p,)
         lib.llama_tokenize.argtypes = (
             *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
@@ -86,6 +87,8 @@ class LlamaCpp:
             *(ctypes.c_void_p, ctypes.c_float, ctypes.c_float, ctypes.c_int32, ctypes.c_int32),
             *(ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t),
         )
+        lib.llama_sampler_init_grammar.restype = ctypes.c_void_p
+        lib.llama_sampler_init_grammar.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
         lib.llama_sampler_accept.argtypes = (ctypes.c_void_p, ctypes.c_int32)
         lib.llama_sampler_apply.argtypes = (ctypes.c_void_p, ctypes.POINTER(_TokenDataArray))
         lib.llama_sampler_free.argtypes = (ctypes.c_void_p,)
@@ -156,6 +159,33 @@ class LlamaCpp:
                 lib.llama_sampler_accept(sampler, token)
             logits = self._applied(sampler, lib.llama_vocab_n_tokens(vocab))
             found.append({token: -logit for token, logit in enumerate(logits) if logit})
+        lib.llama_model_free(model)
+        return found
+
+    def walks(self, path: Path, grammar: str, draw: random.Random, count: int) -> list[list[Any]] | None:
+        """Return random walks by a grammar: tokens, and before each of them and at the end the tokens allowed there.
+
+        None for a grammar that is refused.
+        """
+        lib = self._lib
+        model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        vocab = lib.llama_model_get_vocab(model)
+        found: list[list[Any]] = []
+        for _ in range(count):
+            tokens: list[int] = []
+            allowed: list[list[int]] = []
+            for _ in range(8):
+                sampler = lib.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
+                if sampler is None:
+                    return None
+                for token in tokens:
+                    lib.llama_sampler_accept(sampler, token)
+                logits = self._applied(sampler, lib.llama_vocab_n_tokens(vocab))
+                allowed.append([token for token, logit in enumerate(logits) if logit == 0])
+                if not (going_on := [token for token in allowed[-1] if token != lib.llama_vocab_eos(vocab)]):
+                    break
+                tokens.append(draw.choice(going_on))
+            found.append([tokens[: len(allowed) - 1], allowed])
         lib.llama_model_free(model)
         return found
 

@@ -64,7 +64,7 @@ def pieces() -> list[str]:
     return sorted(found)
 
 
-def write_model(path: Path, pre: str, tokens: list[str], merges: list[str]) -> None:
+def write_model(path: Path, pre: str, tokens: list[str], merges: list[str], types: list[int] | None = None) -> None:
     """Write a model of one layer with this vocabulary."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
@@ -76,8 +76,9 @@ def write_model(path: Path, pre: str, tokens: list[str], merges: list[str]) -> N
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * len(tokens))
+    writer.add_token_types(types or [1] * len(tokens))
     writer.add_token_merges(merges)
+    writer.add_eos_token_id(len(tokens) - 1)
     square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), np.float32))
     writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
