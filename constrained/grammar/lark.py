@@ -59,6 +59,18 @@ _REWRITTEN += [
     (r"\/(?!\/)(\\\/|\\\\|[^\/])*?\/", r"\/(?:\\\/|\\\\|[^\/])+?\/"),  # lark.REGEXP
 ]
 
+# What llguidance adds to Lark's syntax, and what to write instead.
+_OF_LLGUIDANCE = [
+    (re.compile(r"%json\b"), "%json", "give the schema as json_schema, or in a structural tag"),
+    (re.compile(r"%regex\b"), "%regex", "write the pattern between slashes"),
+    (re.compile(r"%(?:lark|llguidance)\b"), "a nested grammar or an option", "write one grammar"),
+    (re.compile(r"\w\[\s*\w+"), "attributes of a rule", "bound texts by a structural tag"),
+    (re.compile(r"::"), "parameters of a rule", "write templates, or alternatives"),
+    (re.compile(r"<[^<>\s]+>"), "tokens in angle brackets", "write the grammar in GBNF, which has them"),
+    (re.compile(r"\{\s*\d*\s*,?\s*\d*\s*\}"), "bounds in braces", "write x~2..5"),
+    (re.compile(r"&|~(?!\s*\d)"), "& and ~ of terminals", "write one pattern"),
+]
+
 
 @dataclass(frozen=True, eq=False)
 class LarkTerminal:
@@ -133,8 +145,10 @@ def _read(text: str) -> LarkGrammar:
         read: LarkGrammar = builder.build()
         return read
     except UnexpectedInput as error:
+        _refuse_by_name(text)
         raise GrammarError.in_pattern("not Lark's syntax", text, max(error.pos_in_stream or 0, 0)) from None
     except (LarkError, RecursionError, ValueError, AssertionError) as error:
+        _refuse_by_name(text)
         position = re.search(r"line (\d+) column (\d+)", str(error))
         reason = str(error).split("\n")[0]
         if position is None:
@@ -142,6 +156,15 @@ def _read(text: str) -> LarkGrammar:
         lines = text.splitlines(keepends=True)
         at = sum(map(len, lines[: int(position[1]) - 1])) + int(position[2]) - 1
         raise GrammarError.in_pattern(f"not a grammar: {reason}", text, at) from None
+
+
+def _refuse_by_name(text: str) -> None:
+    """Raise GrammarError for the first part of a text that Lark cannot read and that llguidance can."""
+    plain = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    found = [(match.start(), name, instead) for part, name, instead in _OF_LLGUIDANCE if (match := part.search(plain))]
+    if found:
+        at, name, instead = min(found)
+        raise GrammarError.in_pattern(f"{name}: llguidance's, not Lark's, and not supported; {instead}", text, at)
 
 
 @cache
