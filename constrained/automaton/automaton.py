@@ -405,10 +405,10 @@ class Automaton:
         base = tables.new_states(number) - 1
         row, targets = tables.new_targets(layout.actions.size)
         actions = targets.reshape(layout.actions.shape)
-        np.copyto(actions, layout.actions)
-        np.add(actions, base, out=actions, where=layout.moves)
+        np.multiply(layout.moves, np.int32(base), out=actions)
+        actions += layout.actions
         if layout.results:
-            np.add(actions, tables.new_results(layout.results), out=actions, where=layout.pops)
+            actions[:, -1] += layout.pops * np.int32(tables.new_results(layout.results))
         states = tables.states[base + 1 : base + 1 + number]
         states[:] = layout.states
         states[:, ROW] += row

@@ -13,7 +13,6 @@ from ..regex.dfa import Dfa
 from .actions import (
     CHECK,
     COUNT,
-    DEAD,
     ENDING,
     FEWEST,
     FILLED,
@@ -41,7 +40,7 @@ class BlockLayout(NamedTuple):
 
     actions: Ints  # [S - 1, C]
     moves: NDArray[np.bool_]  # [S - 1, C]: whether an action leads to a state
-    pops: NDArray[np.bool_]  # [S - 1, C]: whether an action has a result by count
+    pops: NDArray[np.bool_]  # [S - 1]: whether the last action has a result by count
     class_of: NDArray[np.uint8]  # [256]
     states: Ints  # [S - 1, NUM_COLUMNS]
     results: list[tuple[int, int]]  # by count: last count and result
@@ -102,24 +101,26 @@ class Block:
 
     def _compute_layout(self) -> BlockLayout:
         num_states, num_classes = self.table.shape
-        leads = self.table != 0
-        actions = np.where(leads, (GOTO << SHIFT) + self.table, DEAD).astype(np.int32)
-        counts = self.counts
+        counts, class_of = self.counts, self.class_of
+        ended = list(self.before) if self.closing is None else [self.closing]
+        num_columns = num_classes + bool(ended)
+        actions = np.empty((num_states - 1, num_columns), np.int32)
+        leads = np.empty((num_states - 1, num_columns), np.bool_)
+        pops = np.zeros(num_states - 1, np.bool_)
+        inner, operation = actions[:, :num_classes], np.full(num_states, GOTO, np.int32)
         if counts is not None:
-            extra = np.where(counts.begins[:, None] & leads, COUNT - GOTO, np.where(leads, CHECK - GOTO, 0)) << SHIFT
-            actions = (actions + extra).astype(np.int32)
-        pops = np.zeros_like(leads)
+            operation = np.where(counts.begins, COUNT, CHECK).astype(np.int32)
+        np.not_equal(self.table[1:], 0, out=leads[:, :num_classes])
+        np.multiply(leads[:, :num_classes], (operation[1:] << SHIFT)[:, None], out=inner)  # DEAD where nothing leads on
+        inner += self.table[1:]
         by_count: list[tuple[int, int]] = []
-        class_of = self.class_of
-        if self.before or self.closing is not None:
+        if ended:
             # The bytes after a value, or the byte that closes it, form a class of their own.
             class_of = class_of.copy()
-            ended = list(self.before) if self.closing is None else [self.closing]
             # Where the value cannot end, the closing byte keeps its transition: an escaped quote.
             like = int(class_of[ended[0]])
-            extra, also = actions[:, [like]].copy(), leads[:, [like]].copy()
-            operation = POP_BEFORE if self.closing is None else (POP if counts is None else POP_COUNTED)
-            results = self.results
+            operation_at_end = POP_BEFORE if self.closing is None else (POP if counts is None else POP_COUNTED)
+            results = self.results[1:]
             if counts is not None:
                 first = [0]
                 for row in counts.results:
@@ -127,12 +128,12 @@ class Block:
                     first.append(len(by_count))
                 results = np.where(results >= 0, np.array(first, np.int32)[results], -1)
             has = results >= 0
-            extra[has, 0] = (operation << SHIFT) + results[has]
-            also[has, 0] = False
+            actions[:, -1] = np.where(has, (operation_at_end << SHIFT) + results, actions[:, like])
+            leads[:, -1] = leads[:, like] & ~has
+            if counts is not None:
+                pops = has
             class_of[ended] = num_classes
-            actions, leads = np.concatenate([actions, extra], axis=1), np.concatenate([leads, also], axis=1)
-            pops = np.concatenate([pops, (has[:, None] if counts is not None else np.zeros_like(also))], axis=1)
-            num_classes += 1
+            num_classes = num_columns
         states = new_rows(num_states - 1)
         states[:, ROW] = num_classes * np.arange(num_states - 1)
         if self.accepts:
@@ -149,7 +150,7 @@ class Block:
             states[:, FEWEST], states[:, MOST] = counts.fewest[1:], counts.most[1:]
         states[:, FILLED] = 1
         marks = () if counts is None else counts.marks
-        return BlockLayout(actions[1:], leads[1:], pops[1:], class_of, states, by_count, marks)
+        return BlockLayout(actions, leads, pops, class_of, states, by_count, marks)
 
 
 def block_of(dfa: Dfa, **options: Any) -> Block:
