@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +57,7 @@ class ChatTemplate:
         sources = {"default": templates} if isinstance(templates, str) else templates
         self.source = "\n".join(sources.values())  # for clients that ask; several templates follow one another
         self.variables = dict(names)
+        self._sources = sources
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
@@ -98,6 +101,22 @@ class ChatTemplate:
             ) from None
         return "".join(parts)
 
+    @cached_property
+    def message_fields(self) -> frozenset[str]:
+        """Fields that the templates read of messages: of the variables whose role or content they read."""
+        read: dict[str, set[str]] = defaultdict(set)
+        for source in self._sources.values():
+            for node in (
+                _environment().parse(source).find_all((nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Compare))
+            ):
+                of, name = _read_field(node)
+                while isinstance(of, nodes.Getitem | nodes.Filter):  # as messages[0], or messages | last
+                    of = of.node
+                if isinstance(of, nodes.Name):
+                    read[of.name].add(name)
+        fields = (names for names in read.values() if names & {"role", "content"})
+        return frozenset().union(*fields) - frozenset(dir(dict))
+
     def _choose(self, tools: Sequence[Any] | None) -> jinja2.Template:
         if tools is not None and "tool_use" in self._templates:
             return self._templates["tool_use"]
@@ -107,6 +126,19 @@ class ChatTemplate:
                 param="messages",
             )
         return self._templates["default"]
+
+
+def _read_field(node: nodes.Node) -> tuple[nodes.Node | None, str]:
+    """Return what a node of a template reads a field of, and the field; None if it reads none."""
+    match node:
+        case (
+            nodes.Getattr(node=of, attr=name)
+            | nodes.Getitem(node=of, arg=nodes.Const(value=str(name)))
+            | nodes.Call(node=nodes.Getattr(node=of, attr="get"), args=[nodes.Const(value=str(name)), *_])
+            | nodes.Compare(expr=nodes.Const(value=str(name)), ops=[nodes.Operand(op="in" | "notin", expr=of)])
+        ):
+            return of, name
+    return None, ""
 
 
 def load_chat_template(folder: Path, configured: Any, names: Mapping[str, str]) -> ChatTemplate | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from ...protocol.errors import RequestError
+from ...protocol.errors import RequestError, did_you_mean
 from ...tokenizer.chat_template import JsonText
 from ..chat.renderer import RenderOptions
 from ..chat.template_forms import PART_MARK
@@ -19,47 +19,74 @@ MAX_MESSAGES = 100_000
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class ContentPart(Body):
-    """One part of a message's content. `message_text` rejects types that the model cannot read."""
+class EchoedBody(Body):
+    """Body that clients make of an answer. Members in `echoed`, of openai-python's and LiteLLM's own objects, say
+    nothing to a model that its other fields do not."""
+
+    echoed: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def is_neutral(cls, name: str, value: Any) -> bool:
+        return name in cls.echoed or super().is_neutral(name, value)
+
+
+class ContentPart(EchoedBody):
+    """One part of a message's content. `message_text` rejects types that the model cannot read, and unknown members of
+    the others."""
+
+    echoed = frozenset({"annotations", "logprobs"})
 
     model_config = ConfigDict(
         extra="allow",
         strict=True,
         json_schema_extra={
+            "additionalProperties": False,
             "oneOf": [
                 {"required": ["text"], "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}}},
                 {"required": ["refusal"], "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}}},
-            ]
+            ],
         },
     )
     type: str
     text: Text | None = None
     refusal: Text | None = None
+    cache_control: dict[str, Any] | None = None
 
 
-class CalledFunction(Body):
+class CalledFunction(EchoedBody):
+    echoed = frozenset({"parsed_arguments"})
     name: Text
     arguments: Text
 
 
-class PastCall(Body):
-    model_config = ConfigDict(extra="allow", strict=True)
+class PastCall(EchoedBody):
+    echoed = frozenset({"index", "provider_specific_fields"})
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(Body):
-    """One message. Further fields go to the chat template."""
+class Message(EchoedBody):
+    """One message. Further fields go to the chat template, which must read them (`MessageRenderer`)."""
 
+    echoed = frozenset({"annotations", "parsed", "provider_specific_fields"})
     model_config = ConfigDict(
         extra="allow",
         strict=True,
         json_schema_extra={
+            "additionalProperties": False,
             "anyOf": [
                 {
                     "properties": {"role": {"not": {"const": "tool"}}, "content": {"not": {"type": "null"}}},
                     "required": ["content"],
+                },
+                {
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "refusal": {"type": "string"},
+                        "content": {"type": "null"},
+                    },
+                    "required": ["refusal"],
                 },
                 {
                     "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
@@ -73,11 +100,12 @@ class Message(Body):
                     "properties": {"content": {"not": {"type": "null"}}, "tool_call_id": {"type": "string"}},
                     "required": ["content", "tool_call_id"],
                 },
-            ]
+            ],
         },
     )
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Many[ContentPart] | None = None
+    refusal: Text | None = None
     name: Text | None = None
     tool_calls: Many[PastCall] | None = None
     function_call: CalledFunction | None = None
@@ -140,6 +168,10 @@ def _with_tool_calls(messages: Sequence[Message]) -> list[Message]:
 
 def _for_template(message: Message, index: int) -> dict[str, Any]:
     where = f"messages[{index}]"
+    if message.refusal is not None:
+        if message.content is not None:
+            raise RequestError(f"{where} has content and refusal: give one", param="messages")
+        message = message.model_copy(update={"content": message.refusal, "refusal": None})
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
         raise RequestError(f"{where} needs content", param="messages")
     if message.role == "tool" and message.tool_call_id is None:
@@ -165,7 +197,7 @@ def retention_hints(messages: Sequence[Message]) -> list[RetentionHint]:
         for index, message in enumerate(messages)
         if isinstance(message.content, list)
         for part in message.content
-        if (control := (part.model_extra or {}).get("cache_control")) is not None
+        if (control := part.cache_control) is not None
     ]
 
 
@@ -175,12 +207,15 @@ def message_text(content: str | list[ContentPart] | None, where: str, between: s
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
-    for part in content:
+    for index, part in enumerate(content):
         text = part.text if part.type in TEXT_PARTS else part.refusal if part.type == "refusal" else None
         if text is None:
             is_text = part.type in TEXT_PARTS
             wrong = "without text" if is_text else f"of type {part.type!r}: this model reads text only"
             raise RequestError(f"{where} has a part {wrong}", param=where.partition("[")[0])
+        for name in part.model_extra or ():
+            place = f"{where}.content[{index}].{name}"
+            raise RequestError(f"unknown parameter {place}{did_you_mean(name, ContentPart.model_fields)}", param=place)
         texts.append(text)
     return between.join(texts)
 

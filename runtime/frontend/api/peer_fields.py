@@ -62,7 +62,7 @@ _NEUTRAL: dict[
         "early_stopping": (False,),
         "embed_dtype": ("float32",),
         "endianness": ("native",),
-        "guided_decoding_backend": ("auto",),
+        "guided_decoding_backend": ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar"),
         "guided_whitespace_pattern": (),
         "include_reasoning": (True,),
         "include_stop_str_in_output": (False,),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ...protocol.errors import RequestError
-from ...tokenizer.chat_template import JsonText
+from ...protocol.errors import RequestError, did_you_mean
+from ...tokenizer.chat_template import ChatTemplate, JsonText
 from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
@@ -23,6 +23,10 @@ from .template_forms import PART_MARK, find_call_form, with_call_form, with_part
 SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
 _END = "\ue011"  # after the content to continue
 CONTENT_MARKS = (SPLIT, _END, PART_MARK)  # removed from what clients send
+# What a message has for any model; further fields are those that its template reads.
+MESSAGE_FIELDS = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"}
+)
 _RENDERED_ROLES = frozenset({"system", "user"})  # every template renders their content whole, except outer blanks
 
 
@@ -74,6 +78,7 @@ class MessageRenderer:
     ) -> dict[str, Any]:
         """Return the arguments of `ChatTemplate.render`, in which names of special tokens are split."""
         chat = self._tokenizer.chat if options.template is None else None
+        _check_fields(messages, chat, options.template)
         parted = [with_parts(message, chat) for message in messages]
         if options.continue_final_message:
             parted[-1] = with_parts(messages[-1], None)
@@ -162,6 +167,19 @@ class MessageRenderer:
         names = [name for name in self._tokenizer.special_ids if len(name) > 1]
         whole = text[at - 1] + text[at + 1 :]
         return max((name for name in names if whole.startswith(name)), key=len, default=text[at - 1])
+
+
+def _check_fields(messages: Sequence[Mapping[str, Any]], chat: ChatTemplate | None, own: str | None) -> None:
+    """Raise RequestError for a field that the template, or a request's own one, does not read."""
+    for index, message in enumerate(messages):
+        for name in message.keys() - MESSAGE_FIELDS:
+            if own is not None and re.search(rf"\b{re.escape(name)}\b", own):
+                continue
+            read = frozenset() if chat is None else chat.message_fields
+            if name not in read:
+                where = f"messages[{index}].{name}"
+                why = did_you_mean(name, MESSAGE_FIELDS | read) or "; the chat template reads no such field of messages"
+                raise RequestError(f"unknown parameter {where}{why}", param=where)
 
 
 def _with_mark(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,71 @@ def test_a_template_sees_the_content_that_is_continued_as_it_is(template: str, t
     assert "".join(part.text for part in render(template, messages, continue_final_message=True)) == text
 
 
+@pytest.mark.parametrize(
+    ("template", "fields"),
+    [
+        ("{% for m in messages %}{{ m.content }}{{ m['prefix'] }}{{ tools.strict }}{% endfor %}", {"prefix"}),
+        ("{{ messages[0].role }}{% if 'plan' in messages[0] %}{{ (messages | last).aim }}{% endif %}", {"plan", "aim"}),
+        (
+            "{% macro one(m) %}{{ m.get('content') }}{{ m.get('mood') }}{{ m.tool_calls[0].x }}{% endmacro %}",
+            {"mood"},
+        ),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}{# m.hidden #}{{ other.hidden }}", set()),
+    ],
+    ids=["item", "in", "get", "elsewhere"],
+)
+def test_the_fields_that_a_template_reads_of_messages_are_known(template: str, fields: set[str]) -> None:
+    assert ChatTemplate(template, {}).message_fields - {"role", "content", "tool_calls"} == fields
+
+
+PREFIX = "{% for m in messages %}{{ m.content }}{{ '!' if m.prefix }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"prefixes": True}, "unknown parameter messages[0].prefixes; did you mean 'prefix'?"),
+        ({"contents": "a"}, "unknown parameter messages[0].contents; did you mean 'content'?"),
+        ({"zq": 1}, "unknown parameter messages[0].zq; the chat template reads no such field of messages"),
+        ({"content": [{"type": "text", "text": "a", "txt": "b"}]}, "unknown parameter messages[0].content[0].txt"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "of type 'image_url': this model reads text only"),
+        ({"refusal": "No."}, "messages[0] has content and refusal: give one"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "+".join(value),
+)
+def test_a_field_of_a_message_that_nothing_reads_is_refused(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)):
+        render(PREFIX, template_messages([Message(**{"role": "user", "content": "a"} | message)]))
+
+
+def test_a_field_that_the_template_reads_goes_to_it() -> None:
+    asked = template_messages([Message(role="user", content="a", prefix=True), Message(role="user", content="b")])  # type: ignore[call-arg]
+    assert "".join(part.text for part in render(PREFIX, asked)) == "a!b"
+    with pytest.raises(RequestError, match="prefix"):
+        render(templates.ALL["chatml"], asked)
+
+
+def test_what_sdks_dump_of_an_answer_is_a_message() -> None:
+    """openai-python's `parse`, its stream's snapshot, LiteLLM's `Message`, and parts of Responses."""
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    dumped = {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "a", "annotations": [{"type": "url_citation"}], "logprobs": []}],
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "parsed": {"a": 1},
+        "provider_specific_fields": {"refusal": None},
+        "reasoning": "Hm.",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "index": 0, "function": function}],
+    }
+    [message] = template_messages([Message.model_validate(dumped)])
+    assert message.keys() == {"role", "content", "reasoning", "reasoning_content", "tool_calls"}
+    [refused] = template_messages([Message(role="assistant", refusal="No.")])
+    assert refused == {"role": "assistant", "content": "No."}
+
+
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"city": "Köln"}}}
 FORMS = {
     templates.R1: '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"city": "Köln"}\n```<｜tool▁call▁end｜>',
