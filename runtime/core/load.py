@@ -100,6 +100,7 @@ def load_core(
     info = _model_info(config, path, name, engine)
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     vocabulary = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids), tokenizer.special_ids)
+    engine.rule_out(textless_tokens(vocabulary))
     adapters = Adapters(config, engine, info)
     sizes = _cache_sizes(info)
     cache = make_cache(config, sizes, events=config.kv_events is not None)
@@ -216,6 +217,12 @@ def _model_info(config: CoreConfig, path: Path, name: str, engine: ForwardEngine
         quantisation=_quantisation(config, path),
         **asdict(engine.info),
     )
+
+
+def textless_tokens(vocabulary: VocabularyInfo) -> list[int]:
+    """Return the ids that have neither bytes nor a special token's name, as those behind the tokenizer's last one."""
+    named = vocabulary.eos_ids.union(vocabulary.special_ids.values())
+    return [token for token, data in enumerate(vocabulary.token_bytes) if data is None and token not in named]
 
 
 def _quantisation(config: CoreConfig, path: Path) -> str | None:

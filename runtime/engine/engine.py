@@ -175,6 +175,11 @@ class ForwardEngine:
         """Compute no further decode steps of a plan while `is_interrupted`."""
         self._runner.is_interrupted = is_interrupted
 
+    def rule_out(self, tokens: Sequence[int]) -> None:
+        """Draw none of these ids from the next step on, as those without text, unless a mask allows nothing else."""
+        runner = self._runner
+        runner.textless_N = torch.tensor(tokens, device=runner.model.device) if tokens else None
+
     def use_loops(self) -> None:
         """Compute with compiled loops from the next step on, now that they are loaded."""
         self._runner.model.use_loops()

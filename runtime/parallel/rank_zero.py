@@ -135,6 +135,10 @@ class RankZeroEngine:
         """The whole model's config."""
         return self._engine.model_config
 
+    def rule_out(self, tokens: Sequence[int]) -> None:
+        """Draw none of these ids, as `ForwardEngine.rule_out` does: this rank draws for all."""
+        self._engine.rule_out(tokens)
+
     def load_adapter(self, number: int, weights: AdapterWeights) -> None:
         """Put a LoRA adapter on every rank, as `ForwardEngine.load_adapter` does."""
         self._engine.load_adapter(number, weights)

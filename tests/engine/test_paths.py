@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,36 @@ def only(engine: ForwardEngine, *kinds: type[EnginePath]) -> ForwardEngine:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [KeptArrays, CompiledStep, General])
+def test_ids_that_are_ruled_out_are_not_drawn(kind: type[EnginePath], checkpoint: Path, adapter: Path) -> None:
+    """Judge: the log-probabilities before. A mask that allows nothing else still draws one."""
+    engine = make_engine(checkpoint, adapter, None)
+    engine._runner.paths = [path for path in engine._runner.paths if type(path) in (kind, General)]
+    engine.run(prompts())
+
+    def decoded(sample: Sample, num_decodes: int = 1, **fields: Any) -> RowResult:
+        own = Row(rid="0", tokens=[3], first_position=LENGTHS[0], pages=pages(0), sample=sample, **fields)
+        [result] = engine.run(ForwardPlan(step=0, copies=[], rows=[own], num_decodes=num_decodes)).rows
+        return result
+
+    greedy, told = Sample(temperature=0, draw=1), Sample(temperature=0, draw=1, num_top_logprobs=9)
+    before = [token for _, token in decoded(told).logprobs[0].top]
+    assert decoded(greedy).tokens == before[:1]
+    engine.rule_out(ruled := before[:5])
+    assert decoded(greedy).tokens == before[5:6]
+    after = decoded(told).logprobs[0]
+    assert [token for _, token in after.top][:4] == before[5:]
+    assert after.logprob > -20
+    hot = [decoded(Sample(temperature=1.5, draw=draw), num_decodes=3).tokens for draw in range(60)]
+    assert not set(ruled).intersection(chain.from_iterable(hot))
+    assert len({tokens[0] for tokens in hot}) > 10
+    only = np.zeros(-(-VOCABULARY // 32), np.int32)
+    only[ruled[0] // 32] = np.array(1 << ruled[0] % 32, np.uint32).view(np.int32)
+    assert decoded(greedy, mask=only.tobytes()).tokens == ruled[:1]
+    engine.rule_out([])
+    assert decoded(greedy).tokens == before[:1]
+
+
 @pytest.mark.parametrize("captures", [None, (), CAPTURES], ids=["no source", "source", "features"])
 @pytest.mark.parametrize("kind", [KeptArrays, CompiledStep])
 def test_paths_of_a_cpu_equal_the_general_one(

@@ -138,6 +138,7 @@ class KeptArrays(Path):
         return Forward(logits_RV), self._sampled(logits_RV, [next_sample(row, number) for row in rows])
 
     def _sampled(self, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> Sampled:
+        self.rule_out_textless(logits_RV)
         tokens_R = self.sampled_tokens(logits_RV, samples)
         return Sampled(LastTokens(torch.from_numpy(tokens_R), range(len(samples))), tokens_R=tokens_R.tolist())
 

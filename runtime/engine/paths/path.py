@@ -45,6 +45,7 @@ class EngineParts:
     group: Group = SINGLE_RANK
     source: DraftSource | None = None
     graphs: StepGraphs | None = None
+    textless_N: torch.Tensor | None = None  # ids that are not drawn, int64 on the model's device
 
 
 class Forward(NamedTuple):
@@ -69,6 +70,7 @@ class Sampled(NamedTuple):
     tokens_R: list[int] | None = None  # one token of each row, if there is nothing else
 
 
+_LOWEST = -1e30  # finite: a mask may allow nothing else
 NO_FORWARD = Forward(None)
 NOTHING_SAMPLED = Sampled()
 
@@ -103,6 +105,7 @@ class Path(ABC):
         sampling = [index for index, row in enumerate(rows) if row.sample is not None]
         if not sampling:
             return NOTHING_SAMPLED
+        self.rule_out_textless(logits_OV)
         outputs = SampledPositions.from_rows(rows[index] for index in sampling)
         # A row that follows another may turn out not to sample.
         if logits_OV is not None and len(outputs) < logits_OV.shape[0]:
@@ -118,6 +121,11 @@ class Path(ABC):
             if logits_OV is None
             else chosen_logprobs(model.ops, logits_OV, tokens_O, outputs.samples, outputs.masks),
         )
+
+    def rule_out_textless(self, logits_OV: torch.Tensor | None) -> None:
+        """Lower the logits of ids without text, in place, so that they are drawn only where no others are allowed."""
+        if self.parts.textless_N is not None and logits_OV is not None:
+            logits_OV.index_fill_(1, self.parts.textless_N, _LOWEST)
 
     def decode_again(
         self, rows: Sequence[Row], number: int, tokens_R: Sequence[int], last: Sampled, needs: frozenset[Need]
