@@ -16,7 +16,6 @@ from ramiform.tests.frontend.harness import house, run, says
 from ramiform.tests.frontend.http.transport.peers import Peer, connected
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-NUM_REQUESTS, MAX_FREED = 20, 15  # of each kind; objects
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
     "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}),
@@ -40,21 +39,22 @@ async def ask(peer: Peer, path: str, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_requests_leave_no_cycles() -> None:
+@pytest.mark.parametrize(("num_requests", "max_freed"), [(20, 15), pytest.param(500, 50, marks=pytest.mark.exhaustive)])
+def test_requests_leave_no_cycles(num_requests: int, max_freed: int) -> None:
     async def main() -> None:
         async with house(says("Hello"), http=True) as built, connected(built) as peer:
             found = {}
             gc.collect()
             gc.freeze()  # so that each collection below walks what requests made
             for kind, request in KINDS.items():
-                for number in range(5 + NUM_REQUESTS):
+                for number in range(5 + num_requests):
                     if number == 5:  # what the first ones leave is made once
                         gc.collect()
                         gc.disable()
                     await ask(peer, *request)
                 found[kind] = gc.collect()
                 gc.enable()
-            assert {kind: number for kind, number in found.items() if number > MAX_FREED} == {}
+            assert {kind: number for kind, number in found.items() if number > max_freed} == {}
 
     try:
         run(main())
