@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 
 METASPACE = "▁"
@@ -16,14 +17,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_ALPHABET = _byte_alphabet()
+_TO_BYTES = codecs.charmap_build("".join(sorted(BYTE_ALPHABET, key=BYTE_ALPHABET.__getitem__)))
 
 
 def byte_level_bytes(piece: str) -> bytes:
     """Return the bytes of a byte-level piece, e.g. `Ġthe` -> b" the". A piece outside the alphabet stands for
     itself."""
     try:
-        return bytes(BYTE_ALPHABET[character] for character in piece)
-    except KeyError:
+        return codecs.charmap_encode(piece, "strict", _TO_BYTES)[0]
+    except UnicodeEncodeError:
         return piece.encode()
 
 

@@ -75,7 +75,6 @@ def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[in
         for number, (text, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (_CONTROL, _USER_DEFINED)
     ]
-    merges = [merge.split(" ") for merge in _required(file, "merges")]
     return {
         "version": "1.0",
         "added_tokens": added,
@@ -86,7 +85,7 @@ def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[in
         "model": {
             "type": "BPE",
             "vocab": {text: n for n, text in enumerate(tokens)},
-            "merges": merges,
+            "merges": _required(file, "merges"),  # "a b", which the library takes for ["a", "b"]
             "ignore_merges": whole_words,
         },
     }

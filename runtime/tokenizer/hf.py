@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from .byte_alphabets import BYTE_ALPHABET, METASPACE, byte_level_bytes, metaspace_bytes
@@ -46,7 +46,7 @@ class HFTokenizer(Tokenizer):
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
                 # The library keeps an added token that is normalised in that form, often with a blank before it.
-                stored = library.id_to_token(number)
+                stored = library.id_to_token(number) if number in added else piece
                 is_plain = number in added and stored == added[number][0]
                 token_bytes[number] = stored.encode() if is_plain else to_bytes(stored)
         super().__init__(token_bytes, special_ids, config, bound=_token_bound(self._state, library))
@@ -67,7 +67,7 @@ class HFTokenizer(Tokenizer):
         if key not in self._libraries:
             state = self._state | (_text_steps_without_space(self._state) if continues else {})
             try:
-                library = tokenizers.Tokenizer.from_str(json.dumps(state))
+                library = tokenizers.Tokenizer.from_str(msgspec.json.encode(state).decode())
             except Exception as error:  # the library raises bare Exception
                 raise TokenizerError(f"{self._path} is not readable by `tokenizers`: {error}") from None
             library.no_truncation()
@@ -159,14 +159,14 @@ def _token_bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenC
             case _:
                 return TokenCountBound(None)
     model = state.get("model", {})
-    vocabulary = library.get_vocab(with_added_tokens=False)
     by_bytes = any(step.get("type") == "ByteLevel" for step in steps)
     alphabet = set(BYTE_ALPHABET) if by_bytes else {f"<0x{byte:02X}>" for byte in range(256)}
     if model.get("type") not in ("BPE", "Unigram") or not (by_bytes or model.get("byte_fallback")):
         return TokenCountBound(None)
-    if not alphabet <= vocabulary.keys():  # a run of unknown characters may be one token, or none
+    pieces: Iterable[str] = model["vocab"] if model["type"] == "BPE" else [piece for piece, _ in model["vocab"]]
+    if not alphabet.issubset(pieces):  # a run of unknown characters may be one token, or none
         return TokenCountBound(None)
-    longest = max(len(byte_level_bytes(piece) if by_bytes else piece.encode()) for piece in vocabulary)
+    longest = max(len(byte_level_bytes(piece) if by_bytes else piece.encode()) for piece in pieces)
     normalizer = library.normalizer
     for token in library.get_added_tokens_decoder().values():
         longest = max(longest, len(token.content.encode()))

@@ -97,6 +97,18 @@ def test_byte_level_bpe_encodes_as_it_was_trained(bpe: tuple[Tokenizer, Ours], t
     assert ours.decode(ids) == theirs.decode(ids)
 
 
+def test_a_merge_that_begins_as_a_comment_of_merges_txt_is_kept(tmp_path: Path) -> None:
+    word = "#versions"
+    merges = [(word[:end], word[end]) for end in range(1, len(word))]
+    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    theirs = Tokenizer(models.BPE({text: number for number, text in enumerate(words)}, merges))
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(False)
+    theirs.decoder = decoders.ByteLevel()
+    ours = load_tokenizer(bpe_file(tmp_path / "model.gguf", theirs, "gpt-2"))
+    assert ours.encode(f"{word} a") == theirs.encode(f"{word} a").ids
+    assert len(ours.encode("versions")) == 8
+
+
 def test_the_metadata_say_which_tokens_are_special_and_how_a_chat_is_written(bpe: tuple[Tokenizer, Ours]) -> None:
     _, ours = bpe
     assert (ours.bos_id, ours.eos_ids, ours.adds_bos) == (0, (1,), True)
