@@ -214,6 +214,10 @@ def test_two_runs_stand_side_by_side(page: Page, home: str, url: str, backend: r
     second = newest(url, "fan_out")
     assert first["id"] != second["id"]
     page.goto(home + "#/programs")
+    for row, begin in ((first, "One. The town"), (second, "Two and a longer one. The town")):
+        title = f"a[href='#/programs/{row['id']}']"
+        page.wait(f"!!document.querySelector({title!r})")
+        assert page.text(f"{title} + span").startswith(begin)
     for row in (first, second):
         page.wait(f"!!document.querySelector('a[href=\"#/programs/{row['id']}\"]')")
         page.eval(

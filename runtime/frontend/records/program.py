@@ -12,7 +12,7 @@ import msgspec
 from ...programs.records.events import Event, ProgramWait, RunRecord, TracedState
 from ...programs.records.steps import answer_fields, described
 from ...programs.records.totals import GENERATIONS
-from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, view_of
+from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, excerpt_of, view_of
 from ...protocol.errors import ErrorInfo
 from ...protocol.session import (
     Append,
@@ -305,10 +305,22 @@ class ProgramRecord:
             completion_tokens=self._completion_tokens,
             error=error,
             place=place,
+            excerpt=excerpt_of(self._prompt()),
         )
 
+    def _prompt(self) -> str:
+        """Return the text before the first generation or branch."""
+        texts = []
+        for operation in next(iter(self.states.values())).operations if self.states else ():
+            match operation:
+                case Text(text=text):
+                    texts.append(text[:MAX_TEXT])
+                case Gen() | Select() | Decide() | Fork():
+                    break
+        return "".join(texts)
+
     def view(self, now: float, texts: bool) -> ProgramView:
-        outcome, entry = RowOutcome(*self._outcome()), self.entry
+        outcome, entry = RowOutcome(*self._outcome(), excerpt_of(self._prompt())), self.entry
         return view_of(
             self.run_record(),
             RowKey(entry.id, entry.seq),

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from ...programs.records.events import Event, RunRecord, TokenCounts, TracedState, total_of
 from ...programs.records.steps import described, generation_fields
-from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, view_of
+from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, excerpt_of, view_of
 from ...protocol.errors import ErrorInfo
 from ...protocol.sampling import SamplingParams
 from ...protocol.session import Gen, Sequence
@@ -179,6 +179,7 @@ class RequestRecord:
             cached_tokens=total.cached,
             completion_tokens=total.completion,
             error=self._error(),
+            excerpt=self._excerpt(),
         )
 
     def view(self, now: float, texts: bool) -> ProgramView:
@@ -190,11 +191,14 @@ class RequestRecord:
         return view_of(
             record,
             RowKey(self.entry.id, self.entry.seq, "request"),
-            RowOutcome(self.status, self._error()),
+            RowOutcome(self.status, self._error(), excerpt=self._excerpt()),
             source={},
             now=None if self.ended is not None else now - self.entry.began,
             texts=texts,
         )
+
+    def _excerpt(self) -> str | None:
+        return excerpt_of(next((sample.text for sample in self.samples if sample.text), None))
 
     def _error(self) -> str | None:
         return next((sample.error for sample in self.samples if sample.error is not None), None)

@@ -18,6 +18,7 @@ from .totals import GENERATIONS, totals_by_line
 
 MAX_TEXT = 4000  # characters of one text
 MAX_CODE = 200  # characters of a source line
+EXCERPT_HEAD, EXCERPT_TAIL = 40, 60  # characters
 
 Status = Literal["running", "done", "failed", "lost"]
 
@@ -42,6 +43,7 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     error: str | None = None
     place: str | None = None  # file:line where it failed
+    excerpt: str | None = None  # what tells runs of one title apart, for those who may read texts
 
 
 class StateView(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +92,12 @@ class RowKey(NamedTuple):
 
 
 class RowOutcome(NamedTuple):
-    """How far a run came: `status`, `error` and `place` of `ProgramRow`."""
+    """How far a run came, and what it asked: `status`, `error`, `place` and `excerpt` of `ProgramRow`."""
 
     status: Status | None = None  # None: it has failed if one of its events has, else it is done
     error: str | None = None
     place: str | None = None
+    excerpt: str | None = None
 
 
 LOCAL = RowKey()
@@ -115,7 +118,7 @@ def view_of(
 
     `source` are the texts of source lines; None: they are read from the files.
     """
-    status, error, place = outcome
+    status, error, place, excerpt = outcome
     states = [_state_view(record, state, now) for state in record.states]
     events = [event for state in states for event in state.events]
     failed = min((event for event in events if event.error is not None), key=_failure_order, default=None)
@@ -140,6 +143,7 @@ def view_of(
         completion_tokens=tokens.completion,
         error=error,
         place=place,
+        excerpt=excerpt,
         source=known,
         critical_path=critical_path([(state.number, state.parent, state.events, state.spans) for state in states]),
         lines=[
@@ -166,13 +170,21 @@ def without_texts(view: ProgramView) -> ProgramView:
     ]
     lines = [msgspec.structs.replace(line, code=None) for line in view.lines]
     return msgspec.structs.replace(
-        view, states=states, lines=lines, source={}, error=hidden_error(view.error), texts=False
+        view, states=states, lines=lines, source={}, error=hidden_error(view.error), excerpt=None, texts=False
     )
 
 
 def hidden_error(error: str | None) -> str | None:
     """Return what is told of an error where texts are off: errors quote what they are about."""
     return None if error is None else "failed; texts are off"
+
+
+def excerpt_of(text: str | None) -> str | None:
+    """Return a text in one line, a long one's beginning and end; None if there is none."""
+    line = " ".join((text or "").split())
+    if len(line) > EXCERPT_HEAD + EXCERPT_TAIL:
+        line = f"{line[:EXCERPT_HEAD]} … {line[-EXCERPT_TAIL:]}"
+    return line or None
 
 
 def cut_event(event: Event) -> Event:

@@ -74,9 +74,9 @@ class PageAccess:
         row = owned.row
         if not self.names(viewer, owned.owner):
             row = msgspec.structs.replace(row, title=HIDDEN_TITLE, place=None)
-        if row.error is not None and not self.reads(viewer, owned.owner):
-            row = msgspec.structs.replace(row, error=hidden_error(row.error))
-        return row
+        if self.reads(viewer, owned.owner):
+            return row
+        return msgspec.structs.replace(row, error=hidden_error(row.error), excerpt=None)
 
     def shown_view(self, viewer: Viewer, owned: OwnedView) -> ProgramView | None:
         """Return a record's view as the viewer may see it, or None."""

@@ -10,7 +10,8 @@ import pytest
 from ramiform.runtime.frontend.http.dashboard.access import PageAccess, Viewer
 from ramiform.runtime.frontend.http.dashboard.routes import PAGE_POLICY, read_files
 from ramiform.runtime.frontend.http.middleware.auth import ApiKeys
-from ramiform.runtime.frontend.records.log import Owner
+from ramiform.runtime.frontend.records.log import OwnedRow, Owner
+from ramiform.runtime.programs.records.view import ProgramRow
 
 from ...harness import run
 from ...served import check_error, served
@@ -136,6 +137,24 @@ def test_with_several_keys_a_key_reads_its_own(texts: str, own: bool, others_adm
     # A program over ZMQ has no key; nobody's None is its.
     assert not access.sees(Viewer(None, False), LOCAL)
     assert access.sees(ADMIN, LOCAL)
+
+
+@pytest.mark.parametrize("texts", ["auto", "on", "off"])
+def test_a_row_tells_texts_to_those_who_may_read_them(texts: str) -> None:
+    access = PageAccess(ApiKeys(["one", "two"], ["boss"]), texts)  # type: ignore[arg-type]
+    counts = dict.fromkeys(("states", "generations", "prompt_tokens", "cached_tokens", "completion_tokens"), 1)
+    asked = ProgramRow(
+        id="a", seq=1, title="ask", status="failed", began_at=0, seconds=0, **counts, error="it said", excerpt="secret"
+    )
+    for viewer in (ONE, TWO, ADMIN):
+        shown = access.shown_row(viewer, OwnedRow(OF_ONE, asked))
+        if viewer == TWO:
+            assert shown is None
+        elif access.reads(viewer, OF_ONE):
+            assert shown == asked
+        else:
+            assert shown is not None
+            assert (shown.excerpt, shown.error) == (None, "failed; texts are off")
 
 
 @pytest.mark.parametrize("keys", [[], ["one"]])

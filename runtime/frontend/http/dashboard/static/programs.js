@@ -145,7 +145,7 @@ function List({ api, live, setRoute, onLoad }) {
       ${api && html`<select class="narrow" aria-label="Kind" value=${filter.kind} onChange=${(event) => change({ kind: event.target.value })}>
         <option value="">all kinds</option><option value="program">programs</option><option value="request">requests</option>
       </select>`}
-      <input class="search" type="search" data-main-input placeholder="title, line or error" aria-label="Filter by text" value=${filter.text} onInput=${(event) => change({ text: event.target.value })} />
+      <input class="search" type="search" data-main-input placeholder="title, text, line or error" aria-label="Filter by text" value=${filter.text} onInput=${(event) => change({ text: event.target.value })} />
       <span class="grow"></span>
       <button type="button" disabled=${marked.length !== 2} title="Mark two rows to compare them" onClick=${() => setRoute(`programs/${marked.map(encodeURIComponent).join("?with=")}`)}>Compare</button>
       <label class="button">Open trace<input type="file" accept=".json,application/json" class="hidden-file" onChange=${(event) => event.target.files[0] && onLoad(event.target.files[0])} /></label>
@@ -161,7 +161,7 @@ function filtered(rows, { status, kind, text }) {
   const words = text.toLowerCase();
   return rows.filter((row) => {
     if ((status && row.status !== status) || (kind && row.kind !== kind)) return false;
-    return !words || `${row.title}\n${row.place ?? ""}\n${row.error ?? ""}`.toLowerCase().includes(words);
+    return !words || `${row.title}\n${row.excerpt ?? ""}\n${row.place ?? ""}\n${row.error ?? ""}`.toLowerCase().includes(words);
   });
 }
 
@@ -183,5 +183,6 @@ function listColumns(marked, mark) {
 
 function Title({ row }) {
   return html`<span class="clip"><a href=${`#/programs/${encodeURIComponent(row.id)}`}>${row.title}</a>
+    ${row.excerpt && html` <span class="muted small" title=${row.excerpt}>${row.excerpt}</span>`}
     ${row.error && html` <span class="bad-text" title=${row.error}>${shortPlace(row.place)} ${errorOf(row).split("\n")[0]}</span>`}</span>`;
 }
