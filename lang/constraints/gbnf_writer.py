@@ -14,7 +14,7 @@ from .nodes import (
     Node,
     Ranges,
     RuleNode,
-    TreeNode,
+    RecursiveNode,
 )
 
 MAX_GRAMMAR = 1 << 17  # characters, the runtime's bound
@@ -51,7 +51,7 @@ class _GrammarWriter:
                 return f'"{"".join(map(_in_quotes, text))}"'
             case CharNode(ranges=ranges):
                 return _class(ranges)
-            case RuleNode(name=name) | TreeNode(rule=name):
+            case RuleNode(name=name) | RecursiveNode(rule=name):
                 return name
             case CaptureNode(part=part):
                 return self._text(part, depth)

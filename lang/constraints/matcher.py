@@ -20,7 +20,7 @@ from .nodes import (
     LoopNode,
     Node,
     RuleNode,
-    TreeNode,
+    RecursiveNode,
     captures,
 )
 
@@ -131,7 +131,7 @@ class CaptureMatcher:
                 self._add(_NOTE, (_CLOSE, name))
             case RuleNode(name=name):
                 self._calls.append((self._add(_CALL), name))
-            case TreeNode(name=name, rule=rule):
+            case RecursiveNode(name=name, rule=rule):
                 self._add(_NOTE, (_TREE, (name, rule)))
                 self._calls.append((self._add(_CALL), rule))
                 self._add(_NOTE, (_LEAVE, name))

@@ -75,14 +75,14 @@ class RuleNode:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeNode:
+class RecursiveNode:
     """A reference to a rule, of whose captures a dict is kept under a name."""
 
     name: str
     rule: str
 
 
-Node = LiteralNode | CharNode | JoinNode | EitherNode | LoopNode | CaptureNode | RuleNode | TreeNode
+Node = LiteralNode | CharNode | JoinNode | EitherNode | LoopNode | CaptureNode | RuleNode | RecursiveNode
 EMPTY_NODE = JoinNode(())
 
 
@@ -174,7 +174,7 @@ def captures(node: Node) -> Iterator[str]:
         case CaptureNode(name=name, part=part):
             yield name
             yield from captures(part)
-        case TreeNode(name=name):
+        case RecursiveNode(name=name):
             yield name
         case LoopNode(part=part):
             yield from captures(part)
@@ -198,7 +198,7 @@ def derives(node: Node, rules: Mapping[str, Node], without: frozenset[str], *, e
             return least == 0 or derives(part, rules, without, empty=empty)
         case CaptureNode(part=part):
             return derives(part, rules, without, empty=empty)
-        case RuleNode(name=name) | TreeNode(rule=name):
+        case RuleNode(name=name) | RecursiveNode(rule=name):
             found = None if name in without else rules.get(name)
             return found is not None and derives(found, rules, without | {name}, empty=empty)
 
@@ -216,9 +216,9 @@ def begins_with(node: Node, rules: Mapping[str, Node], rule: str, seen: set[str]
             return any(begins_with(part, rules, rule, seen) for part in parts)
         case LoopNode(part=part) | CaptureNode(part=part):
             return begins_with(part, rules, rule, seen)
-        case RuleNode(name=name) | TreeNode(rule=name) if name == rule:
+        case RuleNode(name=name) | RecursiveNode(rule=name) if name == rule:
             return True
-        case RuleNode(name=name) | TreeNode(rule=name) if name in rules and name not in seen:
+        case RuleNode(name=name) | RecursiveNode(rule=name) if name in rules and name not in seen:
             seen.add(name)
             return begins_with(rules[name], rules, rule, seen)
     return False

@@ -14,7 +14,7 @@ from ..constraints.nodes import (
     Constraints,
     LiteralNode,
     Node,
-    TreeNode,
+    RecursiveNode,
     begins_with,
     captures,
     derives,
@@ -245,7 +245,7 @@ def recursive(name: str, build: Callable[[ConstraintExpr], Expr | str | list[Any
     _check_name(name)
     rule = f"{_TREE_RULE}{name.encode().hex()}"
     parser = TreeParser()
-    node, results = TreeNode(name, rule), {name: ResultType("tree", parser)}
+    node, results = RecursiveNode(name, rule), {name: ResultType("tree", parser)}
     inner = build(ConstraintExpr(node, results=results, open=frozenset([name])))
     parts = _composed((inner,), join)
     if rule in parts.rules:
