@@ -13,8 +13,8 @@ from .nodes import (
     LoopNode,
     Node,
     Ranges,
-    RuleNode,
     RecursiveNode,
+    RuleNode,
 )
 
 MAX_GRAMMAR = 1 << 17  # characters, the runtime's bound

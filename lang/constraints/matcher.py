@@ -19,8 +19,8 @@ from .nodes import (
     LiteralNode,
     LoopNode,
     Node,
-    RuleNode,
     RecursiveNode,
+    RuleNode,
     captures,
 )
 
