@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -153,9 +154,9 @@ class GrammarCache:
         """Count the cached grammars, the bytes that they take, and the renewals of their automata so far."""
         with self._lock:
             self._fit()
-            grammars = [grammar for _, grammar in self._compiled()]
-            num_renewals = self._num_renewals + sum(map(_num_renewals, grammars))
-            return GrammarTotals(len(self._entries), sum(map(_num_bytes, grammars)), num_renewals)
+            compiled = self._compiled()
+            num_renewals = self._num_renewals + sum(_num_renewals(grammar) for _, grammar in compiled)
+            return GrammarTotals(len(self._entries), sum(starmap(_num_bytes, compiled)), num_renewals)
 
     def _compiled(self) -> list[tuple[Constraint, Any]]:
         """Return the grammars that are compiled, the least recently used first. Call under the lock."""
@@ -172,15 +173,15 @@ class GrammarCache:
         again. Outputs that follow a grammar keep it until they end, dropped or not. Call under the lock.
         """
         compiled = self._compiled()
-        excess = sum(_num_bytes(grammar) for _, grammar in compiled) - self._max_bytes
+        excess = sum(starmap(_num_bytes, compiled)) - self._max_bytes
         for step in (_drop_masks, None):
             for constraint, grammar in compiled[:-1]:
                 if excess <= 0:
                     return
-                before = _num_bytes(grammar)
+                before = _num_bytes(constraint, grammar)
                 if step is not None:
                     step(grammar)
-                    excess -= before - _num_bytes(grammar)
+                    excess -= before - _num_bytes(constraint, grammar)
                 elif before:
                     self._num_renewals += _num_renewals(grammar)
                     del self._entries[constraint]
@@ -232,8 +233,9 @@ class GrammarCache:
 
 
 # Peers neither say what their grammars take, nor renew them.
-def _num_bytes(grammar: Any) -> int:
-    return getattr(grammar, "num_bytes", 0)
+def _num_bytes(constraint: Constraint, grammar: Any) -> int:
+    """Return what a cached grammar takes: beside its automaton the source, as a text and as it was parsed."""
+    return 2 * len(constraint.source) + getattr(grammar, "num_bytes", 0)
 
 
 def _num_renewals(grammar: Any) -> int:

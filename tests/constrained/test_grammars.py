@@ -114,6 +114,18 @@ def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(g
     assert grammars.get(Constraint("regex", "a")) is not first
 
 
+def test_the_sources_of_grammars_count() -> None:
+    """What a schema says and no automaton needs is kept too, as a text and as it was parsed."""
+    grammars = GrammarCache(TOKENS, {EOS}, max_bytes=1 << 20)
+    for number in range(20):
+        text = f"{number} " * 50_000
+        grammars.get(Constraint("json_schema", f'{{"type": "boolean", "description": "{text}"}}')).result()
+    num_grammars, num_bytes, _ = grammars.totals()
+    assert 1 <= num_grammars < 20
+    assert 200_000 < num_bytes <= 1 << 20
+    grammars.close()
+
+
 def test_the_cache_is_bounded_in_bytes_and_running_outputs_go_on() -> None:
     def filled(source: str) -> OutputMatcher:
         """Compile, and fill the masks of some places."""

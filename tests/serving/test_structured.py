@@ -32,6 +32,7 @@ DIALECTS: list[tuple[dict[str, Any], Any]] = [
     ({"structured_outputs": {"json": PERSON}}, is_valid),
     ({"structured_outputs": {"json": json.dumps(PERSON)}}, is_valid),
     ({"structured_outputs": {"regex": PATTERN}}, re.compile(PATTERN).fullmatch),
+    ({"structured_outputs": {"regex": PATTERN}, "guided_regex": PATTERN}, re.compile(PATTERN).fullmatch),
     ({"structured_outputs": {"choice": WORDS}}, WORDS.__contains__),
     ({"guided_json": PERSON}, is_valid),
     ({"guided_regex": PATTERN}, re.compile(PATTERN).fullmatch),
@@ -115,6 +116,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format", "yaml"),
     ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex", "response_format"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "regex"),
+    ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex", "exclude one another"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "guided_json"),
 ]
 

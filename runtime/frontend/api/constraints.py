@@ -87,15 +87,15 @@ class ConstraintFields(RequestBody):
     constrained_json_disable_any_whitespace: bool = False  # SGLang's name of json_whitespace="compact"
 
     def constraint(self) -> tuple[Constraint, str] | None:
-        """Return the constraint and its field, or None. Raises RequestError for two constraints, and for invalid
-        Unicode.
+        """Return the constraint and its field, or None. Raises RequestError for two constraints, unless they are the
+        same text under two names, as guidance sends for older and newer servers; and for invalid Unicode.
         """
         given = [requested for requested in self._requested() if requested.source is not None]
         if not given:
             if (name := _given_option(self)) is not None and not self.has_other_schemas:
                 raise RequestError(f"{name} {OF_SCHEMAS[name]}: give a schema or tools", param=name)
             return None
-        if len(given) > 1:
+        if len({(each.kind, each.source) if isinstance(each.source, str) else each.field for each in given}) > 1:
             names = " and ".join(requested.field for requested in given)
             raise RequestError(f"{names} exclude one another: an output has one constraint", param=given[1].field)
         return self.as_constraint(*given[0])
