@@ -68,7 +68,7 @@ _OF_LLGUIDANCE = [
     (re.compile(r"::"), "parameters of a rule", "write templates, or alternatives"),
     (re.compile(r"<[^<>\s]+>"), "tokens in angle brackets", "write the grammar in GBNF, which has them"),
     (re.compile(r"\{\s*\d*\s*,?\s*\d*\s*\}"), "bounds in braces", "write x~2..5"),
-    (re.compile(r"&|~(?!\s*\d)"), "& and ~ of terminals", "write one pattern"),
+    (re.compile(r"&|~(?!\s*\d|~|$)"), "& and ~ of terminals", "write one pattern"),
 ]
 
 

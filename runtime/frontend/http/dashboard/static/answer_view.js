@@ -1,4 +1,4 @@
-// An answer with its alternatives: text or JSON tree, numbers, token strip, the request to copy.
+// An answer: text or JSON tree, numbers, token strip, the request to copy.
 
 import { familyOf, forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop } from "./answer.js";
 import { allowedAt, constraintOf } from "./constraint.js";

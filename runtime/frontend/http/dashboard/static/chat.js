@@ -1,4 +1,4 @@
-// Chat: messages, tools, alternatives of answers.
+// Chat: messages, tools, answers.
 
 import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
 import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";

@@ -1,4 +1,4 @@
-// Structured output: a constraint that is checked as one types, the tokens it allows, answers under it.
+// Structured output: a constraint, checked as one types, and answers under it.
 
 import { watched } from "./answer.js";
 import { answerStore, useAnswers } from "./answer_view.js";
