@@ -1,4 +1,4 @@
-"""What a program is before it runs: its function, the arguments bound to it, and a signature's prompt."""
+"""Holds what a program has before it runs: its function, the arguments bound to it, and a signature's prompt."""
 
 from __future__ import annotations
 

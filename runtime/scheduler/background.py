@@ -1,4 +1,4 @@
-"""What requests that nobody waits for may have of a step, so that those that somebody waits for hardly notice them.
+"""Limits what background requests take of a step, so that live requests, which somebody waits for, come first.
 
 Knows rows, tokens and seconds; knows no requests.
 """

@@ -115,7 +115,7 @@ def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(g
 
 
 def test_the_sources_of_grammars_count() -> None:
-    """What a schema says and no automaton needs is kept too, as a text and as it was parsed."""
+    """A schema's descriptions are kept though no automaton needs them, as a text and as they were parsed."""
     grammars = GrammarCache(TOKENS, {EOS}, max_bytes=1 << 20)
     for number in range(20):
         text = f"{number} " * 50_000

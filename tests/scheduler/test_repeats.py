@@ -1,4 +1,4 @@
-"""What DRY subtracts. Judge: its definition in words, place by place, with llama.cpp's rule for sequence breakers."""
+"""DRY subtracts what a naive reader of its definition does, place by place, with llama.cpp's sequence breakers."""
 
 from __future__ import annotations
 

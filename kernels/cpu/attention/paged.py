@@ -67,7 +67,7 @@ from .inner import (
     weigh_scores,
     write_output,
 )
-from .plan import AttentionPlan, copy_block, find_addresses, read_block, set_addresses
+from .plan import AttentionPlan, copy_block, find_addresses, queries_of_block, read_block, set_addresses
 from .plan_array import (
     BEGINS,
     COST,
@@ -240,11 +240,7 @@ def attend_task(
             block = plan[at + 2]
         if segment < end_segment:
             num_coming = find_addresses(plan, at, block, source, slot_bytes, coming)
-        # The first and the last queries may see nothing of the block.
-        while low < high and (plan[plan[ENDS] + low] <= base or plan[plan[BEGINS] + low] >= base + BLOCK):
-            low += 1
-        while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
-            high -= 1
+        low, high = queries_of_block(plan, low, high, base)
         few, slot_read = (high - low) * G <= _FEW_ROWS, together * width * D
         fetches = low < high and few and cached == FLOAT32 and size == D and num_coming > 0
         if not fetched and low < high:

@@ -16,7 +16,7 @@ from ...arguments import Chunk, RowSpan
 from ..compiled import Ints, compiled
 from ..pointers import pointer_to
 from .inner import BLOCK
-from .plan_array import TILE_ROWS, make_plan, make_wanted_plan
+from .plan_array import BEGINS, ENDS, TILE_ROWS, make_plan, make_wanted_plan
 
 _STREAMS = 8  # runs of a block's keys, 4 kB each if a slot has 512 bytes
 
@@ -113,6 +113,16 @@ def find_addresses(plan: Ints, segment: int, block: int, source: int, slot_bytes
     for missing in range(num, BLOCK):
         addresses_L[missing] = addresses_L[num - 1]
     return num  # type: ignore[no-any-return]
+
+
+@compiled("UniTuple(int64, 2)(int64[::1], int64, int64, int64)")
+def queries_of_block(plan: Ints, low: int, high: int, base: int) -> tuple[int, int]:
+    """Return the queries [low, high) without the first and the last that see no place of the block from `base` on."""
+    while low < high and (plan[plan[ENDS] + low] <= base or plan[plan[BEGINS] + low] >= base + BLOCK):
+        low += 1
+    while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
+        high -= 1
+    return low, high
 
 
 @compiled("void(int64, int64, int64, int64, int64)")

@@ -80,7 +80,7 @@ from .pairs import (
 )
 from .pairs import score as score_codes
 from .pairs import weigh as weigh_codes
-from .plan import copy_block, find_addresses, read_block, set_addresses
+from .plan import copy_block, find_addresses, queries_of_block, read_block, set_addresses
 from .plan_array import BEGINS, ENDS, HEADS, MAX_QUERIES, SEGMENTS, TILE_FIELDS, TILES, TOKENS
 from .plan_array import GROUP as QUERY_GROUP
 from .plan_array import SEGMENT_FIELDS as SEGMENT_WORDS
@@ -307,11 +307,7 @@ def attend_scaled(
             block = plan[at + 2]
         if segment < end_segment:
             num_coming = find_addresses(plan, at, block, source, slot_bytes, coming)
-        # The first and the last queries may see nothing of the block.
-        while low < high and (plan[plan[ENDS] + low] <= base or plan[plan[BEGINS] + low] >= base + BLOCK):
-            low += 1
-        while low < high and (plan[plan[ENDS] + high - 1] <= base or plan[plan[BEGINS] + high - 1] >= base + BLOCK):
-            high -= 1
+        low, high = queries_of_block(plan, low, high, base)
         fetches = low < high and num_coming > 0 and (high - low) * G <= BLOCK
         if low < high:
             if not fetched:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-from openai import APIStatusError, OpenAI
+from openai import OpenAI
+from openai_steps import called, refused
 from outcomes import MODEL, URL, report
 from pydantic import BaseModel
 
@@ -31,49 +32,16 @@ class Place(BaseModel):
     sure: bool
 
 
-SWITCH: Any = {
-    "type": "function",
-    "function": {
-        "name": "switch",
-        "description": "Switch a room's light",
-        "parameters": {
-            "type": "object",
-            "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
-            "required": ["on", "room"],
-        },
-    },
-}
-
-
 def streamed() -> Any:
     question: Any = [{"role": "user", "content": "What is the capital of France?"}]
     stream = client.chat.completions.create(model=MODEL, messages=question, max_tokens=32, stream=True)
     return [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
 
 
-def called() -> Any:
-    messages: Any = [{"role": "user", "content": "Switch the kitchen's light on."}]
-    choice: Any = {"type": "function", "function": {"name": "switch"}}
-    asked: Any = {"model": MODEL, "messages": messages, "tools": [SWITCH], "max_tokens": 64}
-    message = client.chat.completions.create(**asked, tool_choice=choice)
-    answer = message.choices[0].message
-    [call] = answer.tool_calls or []
-    messages += [answer, {"role": "tool", "tool_call_id": call.id, "content": "Done. The receipt is 7261."}]
-    last = client.chat.completions.create(**asked, tool_choice="none")
-    return json.loads(call.function.arguments), last.choices[0].message.content
-
-
 def structured() -> Any:
     question: Any = [{"role": "user", "content": "What is Paris?"}]
     parsed = client.chat.completions.parse(model=MODEL, messages=question, response_format=Place)
     return parsed.choices[0].message.parsed.model_dump()
-
-
-def refused() -> Any:
-    try:
-        client.chat.completions.create(model="no-such-model", messages=[{"role": "user", "content": "Hi"}])
-    except APIStatusError as error:
-        return str(error)
 
 
 Path("proxy.yaml").write_text(CONFIG)
@@ -86,6 +54,6 @@ try:
             break
         except httpx.HTTPError:
             time.sleep(1)
-    report(streamed=streamed, called=called, structured=structured, refused=refused)
+    report(streamed=streamed, called=partial(called, client), structured=structured, refused=partial(refused, client))
 finally:
     proxy.terminate()

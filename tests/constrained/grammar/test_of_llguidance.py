@@ -1,4 +1,4 @@
-"""What llguidance adds to Lark's syntax is refused by name. Judge: Lark itself reads none of these."""
+"""Lark grammars with llguidance's additions are refused by name. Judge: Lark itself reads none of them."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_rollback_over_http_stops_what_is_generated(over_http: HttpRuntime) ->
 
 @dataclass(frozen=True)
 class Naive:
-    """What a state has appended; `failed` since an operation that failed."""
+    """The naive model of a state: what it has appended; `failed` since an operation that failed."""
 
     text: str = ""
     failed: bool = False

@@ -1,4 +1,4 @@
-"""What the ported programs share: their list, types, tools and two called programs."""
+"""Lists the ported programs, and has the types, tools and two called programs that they share."""
 
 from __future__ import annotations
 
