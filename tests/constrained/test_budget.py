@@ -144,7 +144,7 @@ HOSTILE = [
 @pytest.mark.parametrize("constraint", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_constraint_is_refused_or_small(constraint: Regex | JsonSchema | Grammar) -> None:
     with suppress(GrammarError):
-        assert compile_constraint(constraint, byte_vocabulary()).automaton.tables.num_states < 200_000
+        assert compile_constraint(constraint, byte_vocabulary()).generation.automaton.tables.num_states < 200_000
 
 
 def test_a_piece_that_was_dropped_is_not_charged_twice() -> None:
