@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -69,16 +70,22 @@ def test_a_terminal_is_told_of_the_start_of_each_request_and_of_the_end() -> Non
     assert "secret" not in told
 
 
+def _listens(path: Path) -> bool:
+    """Return whether a server takes connections. Its socket is not there at first, then it is bound and takes none."""
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("stdout", ["/dev/full", None])
 def test_a_server_starts_where_nothing_can_be_printed(stdout: str | None, tmp_path: Path) -> None:
-    socket = tmp_path / "s"
+    path = tmp_path / "s"
     place = f">{stdout}" if stdout else ">&-"
-    command = f'exec "{RAMIFORM}" serve --num-pages 512 --uds {socket} {place}'
+    command = f'exec "{RAMIFORM}" serve --num-pages 512 --uds {path} {place}'
     with subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE, text=True) as server:
-        transport = httpx.HTTPTransport(uds=str(socket))
+        transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=120) as client:
-            while not socket.exists() or client.get("/health").status_code != 200:
+            while not _listens(path) or client.get("/health").status_code != 200:
                 assert server.poll() is None
                 time.sleep(0.1)
         server.send_signal(signal.SIGINT)
