@@ -27,6 +27,7 @@ class Instructions:
     bfloat16_dot: bool  # sums of two products of bfloat16 are taken by one step (dpbf16ps)
     byte_dot: ByteDot
     has_half: bool  # float16 is converted by one instruction
+    byte_tables: bool = False  # bytes are looked up in tables of 128 by one instruction (VBMI)
     emulated: bool = False  # dot instructions are written out in plain arithmetic
 
     @property
@@ -45,7 +46,9 @@ GENERIC = Instructions(lanes=4, vectors=2, registers=16, bfloat16_dot=False, byt
 NEON = Instructions(lanes=4, vectors=4, registers=32, bfloat16_dot=False, byte_dot="plain", has_half=True)
 AVX2 = Instructions(lanes=8, vectors=2, registers=16, bfloat16_dot=False, byte_dot="avx2", has_half=True)
 AVX512 = Instructions(lanes=16, vectors=4, registers=32, bfloat16_dot=False, byte_dot="avx2", has_half=True)
-AVX512_DOT = Instructions(lanes=16, vectors=4, registers=32, bfloat16_dot=True, byte_dot="vnni", has_half=True)
+AVX512_DOT = Instructions(
+    lanes=16, vectors=4, registers=32, bfloat16_dot=True, byte_dot="vnni", has_half=True, byte_tables=True
+)
 EMULATED = Instructions(
     lanes=16, vectors=4, registers=32, bfloat16_dot=True, byte_dot="vnni", has_half=False, emulated=True
 )
@@ -70,6 +73,7 @@ def choose(level: str, features: dict[str, bool], machine: str) -> Instructions:
             bfloat16_dot=bool(features.get("avx512bf16")),
             byte_dot="vnni" if features.get("avx512vnni") else "avx2",
             has_half=True,
+            byte_tables=bool(features.get("avx512vbmi")),
         )
     return AVX512
 

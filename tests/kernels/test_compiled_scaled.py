@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ramiform.kernels import AttentionArgs, KvCache, RowSpan, attention_layout, for_device, paged_attention, store_kv
-from ramiform.kernels.cpu.attention.basis import arrays_of, find_angles
+from ramiform.kernels.cpu.attention.basis import SPAN, arrays_of, find_angles
 from ramiform.kernels.cpu.attention.blocks import kv_descriptor
 from ramiform.kernels.cpu.attention.paged import CompiledAttention
 from ramiform.kernels.cpu.attention.scaled import store_scaled
@@ -27,11 +27,13 @@ ROWS = [
     RowSpan(100, 1, np.array([0, 1, 2, 3, 6, 7, 8])),
     RowSpan(64, 8, np.array([0, 1, 2, 3, 12]), tree=(-1, 0, 0, -1, 2)),
     RowSpan(5, 1, np.array([20])),
+    RowSpan(SPAN - 6, 20, np.arange(25, 42)),  # some of its queries meet a second span
 ]
+NUM_TOKENS = sum(row.num_tokens for row in ROWS)
 
 
 def filled(dtype: torch.dtype, D: int) -> KvCache:
-    kv = KvCache(*torch.zeros(2, 400, K, scaled_size(D, dtype)).to(dtype), basis=some_basis(K, D))
+    kv = KvCache(*torch.zeros(2, 42 * PAGE, K, scaled_size(D, dtype)).to(dtype), basis=some_basis(K, D))
     assert kv.basis is not None
     for row in ROWS:
         places = torch.arange(row.first_position + row.num_tokens)
@@ -58,13 +60,13 @@ def compiled(
 @pytest.mark.parametrize("model", [torch.float32, torch.bfloat16], ids=str)
 def test_scores_take_the_offset_and_bits_are_a_query_s_own(dtype: torch.dtype, D: int, model: torch.dtype) -> None:
     torch.manual_seed(D)
-    kv, q_THD, sinks_H = filled(dtype, D), torch.randn(80, H, D).to(model), torch.randn(H)
+    kv, q_THD, sinks_H = filled(dtype, D), torch.randn(NUM_TOKENS, H, D).to(model), torch.randn(H)
     for window in (None, 7):
         for cap, sinks in ((None, None), (20.0, sinks_H)):
             layout = attention_layout(ROWS, page_size=PAGE, window=window, dtype=model, device=CPU)
             want = paged_attention(q_THD, kv, layout, 0.02, cap, sinks)
             got = compiled(q_THD, kv, ROWS, window, cap, sinks)
-            tolerance = 5e-4 if model == torch.float32 else 1e-2
+            tolerance = 1e-3 if model == torch.float32 else 1e-2
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
     alone, together = compiled(q_THD[70:71], kv, ROWS[1:2]), compiled(q_THD, kv, ROWS)
     assert torch.equal(alone[0], together[70])
@@ -102,19 +104,19 @@ def test_loops_store_what_plain_torch_stores(dtype: torch.dtype, D: int) -> None
     assert ((got[finite] - want[finite]).abs() < 1e-6).double().mean() > 0.98
 
 
-def test_angles_of_far_blocks_are_computed() -> None:
+def test_angles_of_far_spans_are_computed() -> None:
     basis, found = some_basis(K, 64), torch.empty(64)
     words = arrays_of(basis).words.ctypes.data
-    for block in (0, 3, 1023, 1024, 40000):
-        find_angles(words, 64, block, found.data_ptr())
-        phase = basis.frequencies.double() * 64 * block
+    for span in (0, 3, 255, 256, 10000):
+        find_angles(words, 64, span, found.data_ptr())
+        phase = basis.frequencies.double() * SPAN * span
         torch.testing.assert_close(found.double(), torch.cat((phase.cos(), phase.sin())), atol=1e-6, rtol=0)
 
 
 def test_e5m2_has_compiled_attention() -> None:
     torch.manual_seed(0)
-    kv = KvCache(*to_e5m2(torch.randn(2, 400, K, 64)))
-    q_THD = torch.randn(80, H, 64)
+    kv = KvCache(*to_e5m2(torch.randn(2, 42 * PAGE, K, 64)))
+    q_THD = torch.randn(NUM_TOKENS, H, 64)
     layout = attention_layout(ROWS, page_size=PAGE, window=None, dtype=torch.float32, device=CPU)
     torch.testing.assert_close(
         compiled(q_THD, kv, ROWS), paged_attention(q_THD, kv, layout, 0.02), atol=1e-5, rtol=1e-5

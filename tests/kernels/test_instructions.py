@@ -24,7 +24,7 @@ from ramiform.kernels.cpu.products.tile_kernels import emit_function
 
 ZEN3 = {"avx2": True, "fma": True, "f16c": True}
 SKYLAKE = ZEN3 | {"avx512f": True, "avx512bw": True, "avx512vl": True}
-SAPPHIRE_RAPIDS = SKYLAKE | {"avx512vnni": True, "avx512bf16": True}
+SAPPHIRE_RAPIDS = SKYLAKE | {"avx512vnni": True, "avx512bf16": True, "avx512vbmi": True}
 
 
 def test_the_widest_instructions_up_to_the_level_are_chosen() -> None:

@@ -1,11 +1,11 @@
 """Packs rotated numbers as `reference.scaled_codes` defines it, and lays out a `KeyBasis` for compiled loops.
 
-A block's first place is a multiple of BLOCK, so that the offset of its key at place p = BLOCK P + j is
-R(BLOCK P) (R(j) m): R(j) m are constants of a layer, R(BLOCK P) one row of angles a block. A product with a query takes
-the turn back by the block: q . R(p) m = (R(-BLOCK P) q) . (R(j) m). Pairs that turn little within a block are
-polynomials of j there, whose coefficients all of them share: `TERMS` products take their place.
+Some blocks are a span, whose first place is a multiple of SPAN, so that the offset of its key at place p = SPAN P + j
+is R(SPAN P) (R(j) m): R(j) m are constants of a layer, R(SPAN P) one row of angles a span. A product with a query takes
+the turn back by the span: q . R(p) m = (R(-SPAN P) q) . (R(j) m). Pairs that turn little within a span are polynomials
+of j there, whose coefficients all of them share: `TERMS` products take their place.
 
-Legend: K key/value heads, D head size, P blocks, E fast pairs, M = 2 E + TERMS, filled up to vectors.
+Legend: K key/value heads, D head size, P spans, E fast pairs, M = 2 E + TERMS, filled up to vectors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,9 +32,11 @@ from ..products.tile import F32, I64, FloatBuilder
 from .inner import BLOCK, E4M3_CODES, INT8, TOTAL_BYTES, pack_keys
 from .plan import set_addresses
 
-_BLOCKS = 1024  # of which angles are kept; those of others are computed when they are met
+# Places that queries are turned back for at once: with more, more pairs are fast, which cost products of every key.
+SPAN = 4 * BLOCK
+_SPANS = 256  # of which angles are kept; those of others are computed when they are met
 FACTORS, FIRSTS, OFFSETS, PACKED_TERMS, ANGLES, FREQUENCIES, SERIES, FAST, NUM_TERMS, WORDS = range(10)
-TERMS = max(8, HOST.lanes)  # coefficients of a polynomial of the place in a block
+TERMS = max(8, HOST.lanes)  # coefficients of a polynomial of the place in a span
 _SERIES_ERROR = 4e-7  # of a cosine by such a polynomial
 _UNROLLED = 2  # slow pairs whose sums are taken at once
 _LEAST_SCALE, _LARGEST_E4M3, _LARGEST_INT8 = np.float32(2.0**-100), np.float32(448), np.float32(127)
@@ -47,10 +50,10 @@ _halves = pointer_to(types.uint16)
 
 class BasisArrays(NamedTuple):
     """Arrays of a basis, and their addresses: of factors [K, D], what the row of position 0 is more than the mean
-    [K, size], offsets [K, BLOCK, size], those of fast pairs and a polynomial's terms packed as for `score_rows`
-    [K, BLOCK M], angles [P, D] (cosines, then sines, of blocks' first places), frequencies, float64 [D / 2], and slow
-    pairs' coefficients [K, D / 2 - E, 2, TERMS]; at last the numbers E and M. `size` is D rounded up to vectors; zeros
-    fill it."""
+    [K, size], offsets [K, SPAN, size], those of fast pairs and a polynomial's terms packed as for `score_rows`, block
+    by block [K, SPAN M], angles [P, D] (cosines, then sines, of spans' first places), frequencies, float64 [D / 2], and
+    slow pairs' coefficients [K, D / 2 - E, 2, TERMS]; at last the numbers E and M. `size` is D rounded up to vectors;
+    zeros fill it."""
 
     words: Ints
     arrays: tuple[NDArray[np.generic], ...]
@@ -71,25 +74,25 @@ def _make_arrays(basis: KeyBasis) -> BasisArrays:
     size = -(-D // HOST.lanes) * HOST.lanes
     frequencies = basis.frequencies.double().numpy().copy()
     within = KeyBasis(basis.mean_KD, basis.mean_KD, basis.factor_KD, basis.frequencies)
-    offsets = np.zeros((K, BLOCK, size), np.float32)
-    offsets[:, :, :D] = within.offsets(torch.arange(BLOCK)).transpose(0, 1).numpy()
+    offsets = np.zeros((K, SPAN, size), np.float32)
+    offsets[:, :, :D] = within.offsets(torch.arange(SPAN)).transpose(0, 1).numpy()
     firsts = np.zeros((K, size), np.float32)
     firsts[:, :D] = (basis.first_KD - basis.mean_KD).numpy()
-    x = (2 * np.arange(BLOCK) + 1) / BLOCK - 1
+    x = (2 * np.arange(SPAN) + 1) / SPAN - 1
     terms = np.polynomial.chebyshev.chebvander(x, TERMS - 1)  # orthogonal at these places
-    by_channel = within.offsets(torch.arange(BLOCK), torch.float64).permute(1, 2, 0).numpy()
+    by_channel = within.offsets(torch.arange(SPAN), torch.float64).permute(1, 2, 0).numpy()
     fast = _num_fast(frequencies)
     is_fast = np.arange(D) % (D // 2) < fast
     # Of each slow pair the first channel, then the second.
     series = (by_channel[:, ~is_fast] @ np.linalg.pinv(terms).T).reshape(K, 2, D // 2 - fast, TERMS)
     series = np.ascontiguousarray(series.swapaxes(1, 2), np.float32)
     num_terms = -(-(2 * fast + TERMS) // HOST.lanes) * HOST.lanes
-    rows = np.zeros((K, BLOCK, num_terms), np.float32)
+    rows = np.zeros((K, SPAN, num_terms), np.float32)
     rows[:, :, : 2 * fast] = by_channel[:, is_fast].swapaxes(1, 2)
     rows[:, :, 2 * fast : 2 * fast + TERMS] = terms
-    packed, addresses = np.zeros((K, BLOCK * num_terms), np.float32), np.empty(BLOCK, np.int64)
-    for head in range(K):
-        _pack_rows(rows[head], addresses, packed[head])
+    packed, addresses = np.zeros((K, SPAN * num_terms), np.float32), np.empty(BLOCK, np.int64)
+    for head, first in product(range(K), range(0, SPAN, BLOCK)):
+        _pack_rows(rows[head, first : first + BLOCK], addresses, packed[head, first * num_terms :])
     factors = np.ascontiguousarray(basis.factor_KD.float().numpy())
     arrays = factors, firsts, offsets, packed, _angles(frequencies.tobytes()), frequencies, series
     return BasisArrays(np.array([*(array.ctypes.data for array in arrays), fast, num_terms]), arrays)
@@ -98,7 +101,7 @@ def _make_arrays(basis: KeyBasis) -> BasisArrays:
 def _num_fast(frequencies: NDArray[np.float64]) -> int:
     """Return how many of the first pairs are computed one by one: none behind them turns fast. An even number is
     left."""
-    half = BLOCK / 2 * np.abs(frequencies)
+    half = SPAN / 2 * np.abs(frequencies)
     # The remainder of Chebyshev's interpolation of a cosine: x^n / (2^(n - 1) n!).
     error = half**TERMS / (2.0 ** (TERMS - 1) * math.factorial(TERMS))
     found = int(np.flatnonzero(error > _SERIES_ERROR).max(initial=-1)) + 1
@@ -107,7 +110,7 @@ def _num_fast(frequencies: NDArray[np.float64]) -> int:
 
 @lru_cache(maxsize=8)
 def _angles(frequencies: bytes) -> Floats:
-    phases = np.arange(_BLOCKS)[:, None] * float(BLOCK) * np.frombuffer(frequencies, np.float64)
+    phases = np.arange(_SPANS)[:, None] * float(SPAN) * np.frombuffer(frequencies, np.float64)
     return np.concatenate((np.cos(phases), np.sin(phases)), axis=1, dtype=np.float32)
 
 
@@ -119,18 +122,18 @@ def _pack_rows(rows: Floats, addresses: Ints, packed: Floats) -> None:
 
 
 @compiled_in_order("void(int64, int64, int64, int64)")
-def find_angles(basis: int, D: int, block: int, to: int) -> None:
-    """Write the cosines and sines of a block's first place, D numbers."""
+def find_angles(basis: int, D: int, span: int, to: int) -> None:
+    """Write the cosines and sines of a span's first place, D numbers."""
     words, to_D = carray(_ints(basis), (WORDS,)), carray(_floats(to), (D,))
     half = D // 2
-    if block < _BLOCKS:
-        kept_D = carray(_floats(words[ANGLES] + 4 * D * block), (D,))
+    if span < _SPANS:
+        kept_D = carray(_floats(words[ANGLES] + 4 * D * span), (D,))
         for d in range(D):
             to_D[d] = kept_D[d]
         return
     frequencies = carray(_doubles(words[FREQUENCIES]), (half,))
     for d in range(half):
-        phase = frequencies[d] * np.float64(block * BLOCK)
+        phase = frequencies[d] * np.float64(span * SPAN)
         to_D[d], to_D[half + d] = np.float32(np.cos(phase)), np.float32(np.sin(phase))
 
 
@@ -207,12 +210,12 @@ def relative_key(key: int, basis: int, head: int, D: int, size: int, position: i
     """Replace a key after its rotary embedding by what is stored of it, before rounding. Takes D more numbers behind
     the key's `size`."""
     words, half, x = carray(_ints(basis), (WORDS,)), D // 2, carray(_floats(key), (D,))
-    m = carray(_floats(words[OFFSETS] + 4 * size * (head * BLOCK + position % BLOCK)), (D,))
+    m = carray(_floats(words[OFFSETS] + 4 * size * (head * SPAN + position % SPAN)), (D,))
     first, factor = (
         carray(_floats(words[FIRSTS] + 4 * size * head), (D,)),
         carray(_floats(words[FACTORS] + 4 * D * head), (D,)),
     )
-    find_angles(basis, D, position // BLOCK, key + 4 * size)
+    find_angles(basis, D, position // SPAN, key + 4 * size)
     angle = carray(_floats(key + 4 * size), (D,))
     for d in range(half):
         low, high, cos, sin = m[d], m[half + d], angle[d], angle[half + d]

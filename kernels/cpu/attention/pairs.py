@@ -4,9 +4,8 @@ Codes of int8, e4m3 and four bits are widened to sixteen bits, and so are querie
 sum of products is a whole number, exact in any order, so its bits depend on neither the kernel nor the batch. `Format`
 has the bounds that keep sums below 2^31.
 
-Codes come in segments of at most SEGMENT channels that have one scale and lie together, filled up to a multiple of
-CHUNK channels. Of packed keys a lane is a key: vectors hold a pair of channels of each. Of packed values a lane is a
-channel: vectors hold a channel's numbers of a pair of keys.
+`pack_pairs` packs the codes of a block. Of packed keys a lane is a key: vectors hold a pair of channels of each. Of
+packed values a lane is a channel: vectors hold a channel's numbers of a pair of keys.
 
 Legend: R rows of a call (a query of one head), BLOCK keys of a block, Z channels of all segments with what fills them.
 """
@@ -21,31 +20,36 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from ...reference.scaled_codes import GROUP
 from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
-from ..products.tile import FLOATS, I8, I16, I32, I64, FloatBuilder
+from ..products.tile import FLOATS, I16, I32, I64, FloatBuilder
 from .inner import BLOCK, E4M3_CODES, FOUR_BITS, INT8, ROW_BYTES, TOTAL_BYTES
+from .pack_pairs import (
+    CHANNEL,
+    CHANNELS,
+    CHUNK,
+    E4M3_UNIT,
+    END,
+    FIRST,
+    LEVEL_UNIT,
+    PAIR_BYTES,
+    SCALE,
+    SEGMENT,
+    SEGMENT_FIELDS,
+    VALUE_PAIRS,
+    channel_of_word,
+    num_pairs_of,
+)
 
 LANES = HOST.lanes
-SEGMENT = GROUP
-CHUNK = 16  # bytes of codes that are read at once: channels, twice as many of four bits
 ROWS = 4  # most rows of a kernel: their sums stay in registers
 KEYS_AT_ONCE = 2 * LANES  # of a kernel of scores
-PAIR_BYTES = 4 * BLOCK  # from a packed pair of channels to the next
 WEIGHT_BYTES = 2 * BLOCK  # of a row's weights
-_KEY_PAIRS, _VALUE_PAIRS = 4, 2  # of channels and of values, that a round of a kernel multiplies
-_TILE = 8  # keys that are packed at once, and pairs of their channels
-# Numbers of a segment: its codes' place (bytes) and half of a byte, first channel, number of channels, the place of its
-# scale, that of its first channel among Z, and behind its last.
-CODES, HALF, CHANNEL, CHANNELS, SCALE, FIRST, END, SEGMENT_FIELDS = range(8)
-
-SCALE_BYTES = 2  # of a key or value of bytes, before its codes
+_KEY_PAIRS = 4  # of channels, that a round of a kernel multiplies
 
 _floats, _ints, _words = pointer_to(types.float32), pointer_to(types.int64), pointer_to(types.int16)
 _LANE_INTS, _WORDS = ir.VectorType(I32, LANES), ir.VectorType(I16, 2 * LANES)
-_SOME_LANES = ir.VectorType(I32, _TILE)
 
 
 class Format(NamedTuple):
@@ -58,136 +62,9 @@ class Format(NamedTuple):
 
 FORMATS = {
     INT8: Format(1.0, 32767, 2.0**24),  # 127 times 32767 times 512 channels
-    E4M3_CODES: Format(1 / 16, 8191, 2.7e5),  # 480 is 7680
-    FOUR_BITS: Format(1 / 1024, 6000, 1.9e5),  # the largest level is 11055
+    E4M3_CODES: Format(1 / E4M3_UNIT, 8191, 2.7e5),  # 480 is 7680
+    FOUR_BITS: Format(1 / LEVEL_UNIT, 6000, 1.9e5),  # the largest level is 11055
 }
-
-
-def _widen(b: FloatBuilder, codes: Any, dtype: int, half: int) -> Any:
-    """Return pairs of codes, <_TILE x i16>, as pairs of sixteen-bit integers in the lanes of <_TILE x i32>. `half`
-    chooses four bits of each byte."""
-    builder, pairs = b.ir, ir.VectorType(I8, 2 * _TILE)
-
-    def constant(kind: Any, number: int) -> Any:
-        return ir.Constant(kind, [number] * kind.count)
-
-    if dtype == INT8:
-        return builder.bitcast(builder.sext(builder.bitcast(codes, pairs), ir.VectorType(I16, 2 * _TILE)), _SOME_LANES)
-    if dtype == FOUR_BITS:
-        words = builder.zext(builder.bitcast(codes, pairs), ir.VectorType(I16, 2 * _TILE))
-        kind = words.type
-        code = builder.lshr(words, constant(kind, 4)) if half else builder.and_(words, constant(kind, 15))
-        c = builder.sub(builder.add(code, code), constant(kind, 15))  # 2 (code - 7.5)
-        # 1024 times the level: c of the reference is half of this one.
-        level = builder.mul(c, builder.add(builder.mul(c, c), constant(kind, 512)))
-        return builder.bitcast(level, _SOME_LANES)
-    wide, floats = builder.zext(codes, _SOME_LANES), ir.VectorType(FLOATS.element, _TILE)
-
-    def number(up: int) -> Any:
-        # Exponent and mantissa stand where a float32 has them; subnormal numbers come out right, too.
-        at_top = builder.ashr(builder.shl(wide, constant(_SOME_LANES, up)), constant(_SOME_LANES, 4))
-        bits = builder.and_(at_top, constant(_SOME_LANES, -(1 << 31) | 0x7F00000))
-        scaled = builder.fmul(builder.bitcast(bits, floats), ir.Constant(floats, [2.0 ** (127 - 7 + 4)] * _TILE))
-        return builder.fptosi(scaled, _SOME_LANES)
-
-    first = builder.and_(number(24), constant(_SOME_LANES, 0xFFFF))
-    return builder.or_(first, builder.shl(number(16), constant(_SOME_LANES, 16)))
-
-
-def _transposed(b: FloatBuilder, rows: Sequence[Any]) -> list[Any]:
-    """Transpose eight vectors of eight numbers: pairs of vectors, then fours, then halves."""
-    for width in (1, 2, 4):
-        found: list[Any] = [None] * _TILE
-        for first in range(_TILE):
-            if first & width:
-                continue
-            x, y = rows[first], rows[first + width]
-            # Blocks of `width` numbers change places across the diagonal.
-            low = [lane if not lane & width else _TILE + lane - width for lane in range(_TILE)]
-            high = [lane + width if not lane & width else _TILE + lane for lane in range(_TILE)]
-            found[first], found[first + width] = b.shuffle(x, y, low), b.shuffle(x, y, high)
-        rows = found
-    return list(rows)
-
-
-def _chunk(b: FloatBuilder, address: Any, kind: Any) -> Any:
-    found = b.ir.load(b.ir.inttoptr(address, kind.as_pointer()))
-    found.align = 1
-    return found
-
-
-def _pack_keys(dtype: int, half: int) -> Callable[..., None]:
-    """Return a function for compiled loops that packs a segment of a block's keys.
-
-    Its arguments are the address of addresses, the offset of the codes from those (bytes), the number of keys (rounded
-    up to a multiple of _TILE: so many addresses are read), that of chunks, and the address of the packed pairs.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = FloatBuilder(builder)
-        addresses, offset, num_keys, num_chunks, to = args
-
-        def keys(first: Any) -> Sequence[Any]:
-            places = b.address(addresses, builder.mul(first, I64(8)))
-            rows = [b.address(b.load(b.address(places, 8 * key), I64), offset) for key in range(_TILE)]
-            target = b.address(to, builder.mul(first, I64(4)))
-
-            def chunks(chunk: Any) -> Sequence[Any]:
-                read, written = builder.mul(chunk, I64(CHUNK)), builder.mul(chunk, I64(_TILE * PAIR_BYTES))
-                codes = [_chunk(b, b.address(row, read), ir.VectorType(I16, _TILE)) for row in rows]
-                for pair, vector in enumerate(_transposed(b, codes)):
-                    b.store(_widen(b, vector, dtype, half), b.address(target, written, pair * PAIR_BYTES))
-                return ()
-
-            b.loop(num_chunks, 1, (), chunks)
-            return ()
-
-        b.loop(num_keys, _TILE, (), keys)
-        return context.get_dummy_value()
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def pack(_: Any, addresses: Any, offset: Any, num_keys: Any, num_chunks: Any, to: Any) -> Any:
-        return types.void(*[types.int64] * 5), generate
-
-    return pack  # type: ignore[no-any-return]
-
-
-def _pack_values(dtype: int, half: int) -> Callable[..., None]:
-    """Return a function for compiled loops that packs a segment of a block's values.
-
-    Its arguments are the address of addresses, the offset of the codes from those (bytes), the number of pairs of
-    values, that of chunks, the address of the packed channels, and the bytes from a pair to the next.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-        b = FloatBuilder(builder)
-        addresses, offset, num_pairs, num_chunks, to, pair_bytes = args
-
-        def pairs(pair: Any) -> Sequence[Any]:
-            places = b.address(addresses, builder.mul(pair, I64(16)))
-            rows = [b.address(b.load(b.address(places, 8 * key), I64), offset) for key in range(2)]
-            target = b.address(to, builder.mul(pair, pair_bytes))
-
-            def chunks(chunk: Any) -> Sequence[Any]:
-                read, written = builder.mul(chunk, I64(CHUNK)), builder.mul(chunk, I64(4 * CHUNK))
-                x, y = (_chunk(b, b.address(row, read), ir.VectorType(I8, CHUNK)) for row in rows)
-                for part in range(0, CHUNK, _TILE):
-                    lanes = [lane for at in range(part, part + _TILE) for lane in (at, CHUNK + at)]
-                    codes = builder.bitcast(b.shuffle(x, y, lanes), ir.VectorType(I16, _TILE))
-                    b.store(_widen(b, codes, dtype, half), b.address(target, written, 4 * part))
-                return ()
-
-            b.loop(num_chunks, 1, (), chunks)
-            return ()
-
-        b.loop(num_pairs, 1, (), pairs)
-        return context.get_dummy_value()
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def pack(_: Any, addresses: Any, offset: Any, num_pairs: Any, num_chunks: Any, to: Any, pair_bytes: Any) -> Any:
-        return types.void(*[types.int64] * 6), generate
-
-    return pack  # type: ignore[no-any-return]
 
 
 def _add_pairs(b: FloatBuilder, total: Any, x: Any, y: Any) -> Any:
@@ -329,7 +206,7 @@ def weigh_pairs(num_rows: int, num_vectors: int) -> Callable[..., None]:
 
         def some_pairs(first: Any, *totals: Any) -> Sequence[Any]:
             found = list(totals)
-            for pair in range(_VALUE_PAIRS):
+            for pair in range(VALUE_PAIRS):
                 here, offset = (
                     b.address(values, builder.mul(builder.add(first, I64(pair)), pair_bytes)),
                     builder.mul(first, I64(4)),
@@ -342,7 +219,7 @@ def weigh_pairs(num_rows: int, num_vectors: int) -> Callable[..., None]:
             return found
 
         nothing = ir.Constant(_LANE_INTS, [0] * LANES)
-        totals = b.loop(num_pairs, _VALUE_PAIRS, [nothing] * len(places), some_pairs)
+        totals = b.loop(num_pairs, VALUE_PAIRS, [nothing] * len(places), some_pairs)
         for total, (row, vector) in zip(totals, places, strict=True):
             factor = b.splat(b.load(b.address(factors, builder.mul(factor_bytes, I64(row))), FLOATS.element))
             to = b.address(sums, builder.mul(sums_bytes, I64(row)), vector * TOTAL_BYTES)
@@ -358,80 +235,11 @@ def weigh_pairs(num_rows: int, num_vectors: int) -> Callable[..., None]:
     return weigh  # type: ignore[no-any-return]
 
 
-_pack_keys_int8, _pack_keys_e4m3 = _pack_keys(INT8, 0), _pack_keys(E4M3_CODES, 0)
-_pack_keys_low, _pack_keys_high = _pack_keys(FOUR_BITS, 0), _pack_keys(FOUR_BITS, 1)
-_pack_values_int8, _pack_values_e4m3 = _pack_values(INT8, 0), _pack_values(E4M3_CODES, 0)
-_pack_values_low, _pack_values_high = _pack_values(FOUR_BITS, 0), _pack_values(FOUR_BITS, 1)
 _score_1, _score_2, _score_3, _score_4 = map(score_pairs, range(1, ROWS + 1))
 _WIDE = SEGMENT // LANES  # vectors of a whole segment
 _NARROW = CHUNK // LANES
 _weigh_1_wide, _weigh_2_wide = weigh_pairs(1, _WIDE), weigh_pairs(2, _WIDE)
 _weigh_1, _weigh_2, _weigh_3, _weigh_4 = (weigh_pairs(rows, _NARROW) for rows in range(1, ROWS + 1))
-
-
-@compiled_in_order("int64(int64, int64, int64)")
-def find_segments(dtype: int, D: int, to: int) -> int:
-    """Write the segments of a format's codes; return their number."""
-    half = D // 2 if dtype == FOUR_BITS else D
-    most = D if dtype == INT8 else SEGMENT
-    head = -(-D // GROUP) if dtype == FOUR_BITS else SCALE_BYTES
-    channel = count = first = 0
-    while channel < D:
-        end = min(D, channel // most * most + most)
-        if channel < half:
-            end = min(end, half)
-        words = carray(_ints(to + 8 * SEGMENT_FIELDS * count), (SEGMENT_FIELDS,))
-        words[HALF] = channel >= half
-        words[CODES] = head + channel - (half if channel >= half else 0)
-        words[CHANNEL], words[CHANNELS] = channel, end - channel
-        words[SCALE] = channel // GROUP if dtype == FOUR_BITS else 0
-        words[FIRST] = first
-        first += -(-(end - channel) // CHUNK) * CHUNK
-        words[END] = first
-        channel, count = end, count + 1
-    return count
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")
-def pack_keys(dtype: int, addresses: int, offset: int, num: int, segments: int, count: int, to: int) -> None:
-    """Pack a block's keys, whose codes lie `offset` bytes behind BLOCK addresses."""
-    padded = -(-num // _TILE) * _TILE
-    for index in range(count):
-        words = carray(_ints(segments + 8 * SEGMENT_FIELDS * index), (SEGMENT_FIELDS,))
-        place, chunks = offset + words[CODES], (words[END] - words[FIRST]) // CHUNK
-        target = to + PAIR_BYTES // 2 * words[FIRST]
-        if dtype == INT8:
-            _pack_keys_int8(addresses, place, padded, chunks, target)
-        elif dtype == E4M3_CODES:
-            _pack_keys_e4m3(addresses, place, padded, chunks, target)
-        elif words[HALF] == 0:
-            _pack_keys_low(addresses, place, padded, chunks, target)
-        else:
-            _pack_keys_high(addresses, place, padded, chunks, target)
-
-
-@compiled_in_order("int64(int64)")
-def _num_pairs(num: int) -> int:
-    """Return how many pairs of values are packed and multiplied; those behind `num` have no weight."""
-    return -(-num // (2 * _VALUE_PAIRS)) * _VALUE_PAIRS
-
-
-@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")
-def pack_values(dtype: int, addresses: int, offset: int, num: int, segments: int, count: int, to: int) -> None:
-    """Pack a block's values, whose codes lie `offset` bytes behind BLOCK addresses."""
-    pair_bytes = 4 * carray(_ints(segments), (count, SEGMENT_FIELDS))[count - 1, END]
-    for index in range(count):
-        words = carray(_ints(segments + 8 * SEGMENT_FIELDS * index), (SEGMENT_FIELDS,))
-        place, chunks = offset + words[CODES], (words[END] - words[FIRST]) // CHUNK
-        pairs, target = _num_pairs(num), to + 4 * words[FIRST]
-        if dtype == INT8:
-            _pack_values_int8(addresses, place, pairs, chunks, target, pair_bytes)
-        elif dtype == E4M3_CODES:
-            _pack_values_e4m3(addresses, place, pairs, chunks, target, pair_bytes)
-        elif words[HALF] == 0:
-            _pack_values_low(addresses, place, pairs, chunks, target, pair_bytes)
-        else:
-            _pack_values_high(addresses, place, pairs, chunks, target, pair_bytes)
 
 
 @compiled_in_order("void(int64, int64, int64, int64, float32, int64, int64)")
@@ -447,10 +255,10 @@ def round_query(query: int, D: int, segments: int, count: int, most: float, to: 
         words = carray(_ints(segments + 8 * SEGMENT_FIELDS * index), (SEGMENT_FIELDS,))
         channel, channels, first = words[CHANNEL], words[CHANNELS], words[FIRST]
         to_Z = carray(_words(to + 2 * first), (words[END] - first,))
-        for d in range(channels):
-            to_Z[d] = np.int16(np.rint(x_D[channel + d] * inverse)) if total == 0 else np.int16(0)
-        for d in range(channels, words[END] - first):
-            to_Z[d] = 0
+        for word in range(words[END] - first):
+            d, to_Z[word] = channel_of_word(word), 0
+            if d < channels and total == 0:
+                to_Z[word] = np.int16(np.rint(x_D[channel + d] * inverse))
 
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
@@ -480,7 +288,7 @@ def weigh(
     sums: int, Z: int,
 ) -> None:  # fmt: skip
     """Add a block's values to the sums of all rows, by their weights, of which a row has `groups`."""
-    w_bytes, f_bytes, pairs = WEIGHT_BYTES * groups, 4 * groups, _num_pairs(num)
+    w_bytes, f_bytes, pairs = WEIGHT_BYTES * groups, 4 * groups, num_pairs_of(num)
     for index in range(count):
         words = carray(_ints(segments + 8 * SEGMENT_FIELDS * index), (SEGMENT_FIELDS,))
         z = words[FIRST]

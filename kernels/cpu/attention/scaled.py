@@ -1,9 +1,9 @@
 """Compiled attention over codes with scales of their own, keys relative to statistics (`reference.scaled_codes`).
 
 As in `paged`, a query meets blocks of keys in ascending order, with an online softmax, and its bits depend on its own
-keys only. A score is that of the codes, times their scale, and that of the offset: for each block a query is turned
-back by the angles of the block's first place, and multiplied by constants of the layer (`basis`). Position 0 has a
-term more. Weights take the values' scales after they are added up.
+keys only. A score is that of the codes, times their scale, and that of the offset: for each span of blocks a query is
+turned back by the angles of the span's first place, and multiplied by constants of the layer (`basis`). Position 0 has
+a term more. Weights take the values' scales after they are added up.
 
 Legend: H query heads, K key/value heads, G = H / K, D head size, R rows of a tile (a query of one head).
 """
@@ -11,9 +11,10 @@ Legend: H query heads, K key/value heads, G = H / K, D head size, R rows of a ti
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import carray, types
 
-from ...reference.scaled_codes import GROUP
+from ...reference.scaled_codes import GROUP, e5m3_scales
 from ..bfloat16 import widen
 from ..compiled import Ints, compiled_in_order
 from ..instructions import HOST
@@ -23,9 +24,9 @@ from .basis import (
     FIRSTS,
     NUM_TERMS,
     PACKED_TERMS,
+    SPAN,
     TERMS,
     WORDS,
-    e5m3_scale,
     find_angles,
     pack_numbers,
     relative_key,
@@ -62,22 +63,8 @@ from .inner import (
     weigh_scores,
     write_output,
 )
-from .pairs import (
-    CHANNEL,
-    CHANNELS,
-    CHUNK,
-    END,
-    FIRST,
-    FORMATS,
-    KEYS_AT_ONCE,
-    SEGMENT_FIELDS,
-    WEIGHT_BYTES,
-    find_segments,
-    pack_keys,
-    pack_values,
-    round_query,
-    round_weights,
-)
+from .pack_pairs import CHANNEL, CHANNELS, CHUNK, END, FIRST, SEGMENT_FIELDS, find_segments, pack_keys, pack_values
+from .pairs import FORMATS, KEYS_AT_ONCE, WEIGHT_BYTES, round_query, round_weights
 from .pairs import score as score_codes
 from .pairs import weigh as weigh_codes
 from .plan import copy_block, find_addresses, queries_of_block, read_block, set_addresses
@@ -86,14 +73,15 @@ from .plan_array import GROUP as QUERY_GROUP
 from .plan_array import SEGMENT_FIELDS as SEGMENT_WORDS
 
 LANES = HOST.lanes
-_UNIT_E4M3, _UNIT_FOUR_BITS = (np.float32(FORMATS[form].unit) for form in (E4M3_CODES, FOUR_BITS))
+_UNIT_E4M3 = np.float32(FORMATS[E4M3_CODES].unit)
+# What 1 of a widened level is, by the code of its scale.
+_LEVEL_SCALES = e5m3_scales(torch.arange(256, dtype=torch.uint8)).numpy() * np.float32(FORMATS[FOUR_BITS].unit)
 _MOST_INT8, _MOST_E4M3, _MOST_FOUR_BITS = (
     (np.float32(FORMATS[form].most_of_query), np.float32(FORMATS[form].most_of_weights))
     for form in (INT8, E4M3_CODES, FOUR_BITS)
 )
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
-_ints_32 = pointer_to(types.int32)
 _ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 
 
@@ -124,19 +112,15 @@ def _sizes(D: int) -> tuple[int, int, int]:
 def _find_scales(dtype: int, addresses: int, offset: int, num: int, groups: int, scales: int) -> None:
     """Write what 1 of a widened code is, for a block's keys or values and each group of channels; 0 behind them."""
     addresses_L, scales_GL = carray(_ints(addresses), (BLOCK,)), carray(_floats(scales), (groups, BLOCK))
-    bits_GL = carray(_ints_32(scales), (groups, BLOCK))
     for key in range(num):
         if dtype == FOUR_BITS:
             codes = carray(_bytes(addresses_L[key] + offset), (groups,))
             for g in range(groups):
-                bits_GL[g, key] = codes[g]
+                scales_GL[g, key] = _LEVEL_SCALES[codes[g]]
         else:
             scale = widen(carray(_halves(addresses_L[key] + offset), (1,))[0])
             scales_GL[0, key] = scale if dtype == INT8 else scale * _UNIT_E4M3
     for g in range(groups):
-        if dtype == FOUR_BITS:
-            for key in range(num):
-                scales_GL[g, key] = e5m3_scale(np.uint8(bits_GL[g, key])) * _UNIT_FOUR_BITS
         for key in range(num, BLOCK):
             scales_GL[g, key] = 0
 
@@ -167,12 +151,17 @@ def _attend_block(
 
     The block has `num_keys` keys from the place `base` on. At `blocks` are the addresses of what it consists of: packed
     keys and values, their scales for `groups` groups of channels, packed offsets, what position 0 is more than its
-    offset, and the table of `count` segments. Of the rows these are addresses: `queries` as words with `factors`,
-    `plain` for position 0, `terms` (M each) for offsets; at `rows_at` those of sums, bases and totals, at `spans` those
-    of the places that the queries see. `scores` is memory for ROWS rows more, with their weights and factors.
+    offset, the table of `count` segments, and 0 or the addresses of a block to fetch, with the offset of its keys'
+    bytes, their number, and how far values are behind. Of the rows these are addresses: `queries` as words with
+    `factors`, `plain` for position 0, `terms` (M each) for offsets; at `rows_at` those of sums, bases and totals, at
+    `spans` those of the places that the queries see. `scores` is memory for ROWS rows more, with their weights and
+    factors.
     """
-    block_7, rows_3, spans_2 = carray(_ints(blocks), (7,)), carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
-    keys, values, k_scales, v_scales, offsets, first, segments = block_7
+    block_11, rows_3, spans_2 = carray(_ints(blocks), (11,)), carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
+    keys, values, k_scales, v_scales, offsets, first, segments, coming, coming_offset, coming_bytes, to_values = (
+        block_11
+    )
+    fetched = -(-BLOCK // (num_queries * group))  # keys with each row
     sums, bases, totals = rows_3[0], rows_3[1], rows_3[2]
     begins_Q, ends_Q = carray(_ints(spans_2[0]), (num_queries,)), carray(_ints(spans_2[1]), (num_queries,))
     step = max(1, ROWS_TOGETHER // group)
@@ -191,6 +180,8 @@ def _attend_block(
             begin, end = min(max(begins_Q[query] - base, 0), BLOCK), min(max(ends_Q[query] - base, 0), BLOCK)
             for row in range(query * group, (query + 1) * group):
                 of_row = scores + ROW_BYTES * (row - at)
+                if coming != 0:  # with each row some: the processor drops fetches when many are under way
+                    fetch_keys(coming, fetched * row, fetched * (row + 1), coming_offset, coming_bytes, to_values)
                 if base == 0:
                     carray(_floats(of_row), (BLOCK,))[0] += _product(plain + 4 * size * row, first, size)
                 if begin > 0 or end < BLOCK or cap > 0:
@@ -249,8 +240,8 @@ def attend_scaled(
     count = find_segments(form, D, segments)
     Z = carray(_ints(segments), (count, SEGMENT_FIELDS))[count - 1, END]
     addresses = segments + 8 * SEGMENT_FIELDS * (D // 16 + 2)
-    blocks, rows_at, spans = addresses + 8 * BLOCK, addresses + 8 * BLOCK + 64, addresses + 8 * BLOCK + 96
-    coming = addresses + 10 * BLOCK
+    blocks, rows_at, spans = addresses + 8 * BLOCK, addresses + 8 * BLOCK + 96, addresses + 8 * BLOCK + 128
+    coming = spans + 16
     copies = coming + 8 * BLOCK
     angles = (copies + 8 * BLOCK + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
     rows = together * R + ROWS
@@ -269,8 +260,8 @@ def attend_scaled(
     staged = factors + 4 * rows
     staged_bytes = (B + 2 * CHUNK - 1) // CHUNK * CHUNK
     scores = (staged + BLOCK * staged_bytes + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
-    block_7, rows_3, spans_2 = carray(_ints(blocks), (7,)), carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
-    block_7[0], block_7[1], block_7[2], block_7[3], block_7[6] = keys, values, k_scales, v_scales, segments
+    block_11, rows_3, spans_2 = carray(_ints(blocks), (11,)), carray(_ints(rows_at), (3,)), carray(_ints(spans), (2,))
+    block_11[0], block_11[1], block_11[2], block_11[3], block_11[6] = keys, values, k_scales, v_scales, segments
     # A chunk of the last codes ends behind them; they are copied where that is another's memory.
     is_staged = (D // 2 if form == FOUR_BITS else D) % CHUNK > 0
 
@@ -297,10 +288,12 @@ def attend_scaled(
     segment, at = first_segment, plan[SEGMENTS] + first_segment * SEGMENT_WORDS
     source, slot_bytes, value_offset = kv[KEYS] + first_head * B, kv[STRIDE], kv[VALUES] - kv[KEYS]
     block, num_keys, fetched = plan[at + 2], 0, False
+    turned_segment = turned_span = -1  # whose rows are turned back
     if segment < end_segment:
         num_keys = find_addresses(plan, at, block, source, slot_bytes, addresses)
     while segment < end_segment:
-        low, high, own_block = plan[at], plan[at + 1], block
+        low, high, own_segment, own_block = plan[at], plan[at + 1], segment, block
+        first_row, end_row = low, high
         base, block, num_coming = own_block * BLOCK, block + 1, 0
         if block == plan[at + 3]:
             segment, at = segment + 1, at + SEGMENT_WORDS
@@ -313,19 +306,20 @@ def attend_scaled(
             if not fetched:
                 read_block(addresses, num_keys, 0, together * B, scores)
                 read_block(addresses, num_keys, value_offset, together * B, scores)
-            num_rows = (high - low) * G
-            fetched_with_each = -(-BLOCK // num_rows)
-            find_angles(kv[BASIS], D, own_block, angles)
+            span, of_span = own_block // (SPAN // BLOCK), own_block % (SPAN // BLOCK)
+            if own_segment != turned_segment or span != turned_span:
+                turned_segment, turned_span = own_segment, span
+                find_angles(kv[BASIS], D, span, angles)
+                for head in range(together):
+                    for own in range(head * R + (first_row - first_q) * G, head * R + (end_row - first_q) * G):
+                        turn_back(
+                            plain + 4 * size * own, angles, kv[BASIS], first_head + head, D, turned, terms + 4 * M * own
+                        )
             spans_2[0], spans_2[1] = places + 8 * (plan[BEGINS] + low), places + 8 * (plan[ENDS] + low)
+            block_11[7], block_11[9], block_11[10] = coming if fetches else 0, B, value_offset
             for head in range(together):
                 row = head * R + (low - first_q) * G
-                for own in range(row, row + num_rows):
-                    if fetches:  # with each row some: the processor drops fetches when many are under way
-                        key = fetched_with_each * (own - row)
-                        fetch_keys(coming, key, key + fetched_with_each, head * B, B, value_offset)
-                    turn_back(
-                        plain + 4 * size * own, angles, kv[BASIS], first_head + head, D, turned, terms + 4 * M * own
-                    )
+                block_11[8] = head * B
                 _find_scales(form, addresses, head * B, num_keys, groups, k_scales)
                 _find_scales(form, addresses, value_offset + head * B, num_keys, groups, v_scales)
                 own, k_offset, v_offset = addresses, head * B, value_offset + head * B
@@ -340,8 +334,8 @@ def attend_scaled(
                 pack_values(form, own, v_offset, num_keys, segments, count, values)
                 rows_3[0], rows_3[1] = sums + 4 * Z * row, bases + 4 * row
                 rows_3[2] = totals + TOTAL_BYTES * row
-                block_7[4] = words[PACKED_TERMS] + 4 * BLOCK * M * (first_head + head)
-                block_7[5] = words[FIRSTS] + 4 * size * (first_head + head)
+                block_11[4] = words[PACKED_TERMS] + 4 * M * (SPAN * (first_head + head) + BLOCK * of_span)
+                block_11[5] = words[FIRSTS] + 4 * size * (first_head + head)
                 _attend_block(
                     blocks, base, num_keys, size, Z, groups, count, queries + 2 * Z * row, factors + 4 * row,
                     plain + 4 * size * row, terms + 4 * M * row, M, rows_at, spans, high - low, G, cap,
