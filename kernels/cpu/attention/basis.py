@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -32,11 +33,12 @@ from ..products.tile import F32, I64, FloatBuilder
 from .inner import BLOCK, E4M3_CODES, INT8, TOTAL_BYTES, pack_keys
 from .plan import set_addresses
 
+LANES = HOST.lanes
 # Places that queries are turned back for at once: with more, more pairs are fast, which cost products of every key.
 SPAN = 4 * BLOCK
 _SPANS = 256  # of which angles are kept; those of others are computed when they are met
 FACTORS, FIRSTS, OFFSETS, PACKED_TERMS, ANGLES, FREQUENCIES, SERIES, FAST, NUM_TERMS, WORDS = range(10)
-TERMS = max(8, HOST.lanes)  # coefficients of a polynomial of the place in a span
+TERMS = max(8, LANES)  # coefficients of a polynomial of the place in a span
 _SERIES_ERROR = 4e-7  # of a cosine by such a polynomial
 _UNROLLED = 2  # slow pairs whose sums are taken at once
 _LEAST_SCALE, _LARGEST_E4M3, _LARGEST_INT8 = np.float32(2.0**-100), np.float32(448), np.float32(127)
@@ -71,7 +73,7 @@ def arrays_of(basis: KeyBasis) -> BasisArrays:
 
 def _make_arrays(basis: KeyBasis) -> BasisArrays:
     K, D = basis.mean_KD.shape
-    size = -(-D // HOST.lanes) * HOST.lanes
+    size = -(-D // LANES) * LANES
     frequencies = basis.frequencies.double().numpy().copy()
     within = KeyBasis(basis.mean_KD, basis.mean_KD, basis.factor_KD, basis.frequencies)
     offsets = np.zeros((K, SPAN, size), np.float32)
@@ -86,7 +88,7 @@ def _make_arrays(basis: KeyBasis) -> BasisArrays:
     # Of each slow pair the first channel, then the second.
     series = (by_channel[:, ~is_fast] @ np.linalg.pinv(terms).T).reshape(K, 2, D // 2 - fast, TERMS)
     series = np.ascontiguousarray(series.swapaxes(1, 2), np.float32)
-    num_terms = -(-(2 * fast + TERMS) // HOST.lanes) * HOST.lanes
+    num_terms = -(-(2 * fast + TERMS) // LANES) * LANES
     rows = np.zeros((K, SPAN, num_terms), np.float32)
     rows[:, :, : 2 * fast] = by_channel[:, is_fast].swapaxes(1, 2)
     rows[:, :, 2 * fast : 2 * fast + TERMS] = terms
@@ -190,15 +192,55 @@ def turn_back(source: int, angles: int, basis: int, head: int, D: int, turned: i
         )
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _rotate_lanes(_: Any, numbers: Any) -> Any:
+    """Take sums and differences of LANES numbers in place, of neighbours, then of pairs, and so on. For compiled
+    loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        b, half = FloatBuilder(builder), 1
+        x = b.load(args[0])
+        while half < LANES:
+            other = b.shuffle(x, x, [lane ^ half for lane in range(LANES)])
+            signs = ir.Constant(x.type, [-1.0 if lane & half else 1.0 for lane in range(LANES)])
+            x, half = b.call("fmuladd", x, signs, other), 2 * half
+        b.store(x, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _add_and_subtract(_: Any, first: Any, second: Any) -> Any:
+    """Replace two times LANES numbers by their sums and differences. For compiled loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        b = FloatBuilder(builder)
+        x, y = map(b.load, args)
+        b.store(builder.fadd(x, y), args[0])
+        b.store(builder.fsub(x, y), args[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
 @compiled_in_order("void(int64, int64)")
 def rotate(numbers: int, D: int) -> None:
     """Multiply D numbers by the Hadamard matrix, in place, as `reference.quantise.rotate` does."""
     x, size, half = carray(_floats(numbers), (D,)), min(D & -D, 256), 1
+    if size >= LANES:
+        for d in range(0, D, LANES):
+            _rotate_lanes(numbers + 4 * d)
+        half = LANES
     while half < size:
         for start in range(0, D, 2 * half):
-            for d in range(start, start + half):
-                low, high = x[d], x[d + half]
-                x[d], x[d + half] = low + high, low - high
+            if half >= LANES:
+                for d in range(start, start + half, LANES):
+                    _add_and_subtract(numbers + 4 * d, numbers + 4 * (d + half))
+            else:
+                for d in range(start, start + half):
+                    low, high = x[d], x[d + half]
+                    x[d], x[d + half] = low + high, low - high
         half *= 2
     factor = np.float32(1 / np.sqrt(np.float64(size)))
     for d in range(D):

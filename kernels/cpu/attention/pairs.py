@@ -256,9 +256,8 @@ def round_query(query: int, D: int, segments: int, count: int, most: float, to: 
         channel, channels, first = words[CHANNEL], words[CHANNELS], words[FIRST]
         to_Z = carray(_words(to + 2 * first), (words[END] - first,))
         for word in range(words[END] - first):
-            d, to_Z[word] = channel_of_word(word), 0
-            if d < channels and total == 0:
-                to_Z[word] = np.int16(np.rint(x_D[channel + d] * inverse))
+            d = channel_of_word(word)
+            to_Z[word] = np.int16(np.rint(x_D[channel + d] * inverse)) if d < channels and total == 0 else 0
 
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
