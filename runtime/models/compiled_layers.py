@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.attention.blocks import SINKS, kv_descriptor
+from ...kernels.cpu.attention.blocks import DTYPES, SINKS, kv_descriptor
 from ...kernels.cpu.attention.paged import CompiledAttention
 from ...kernels.cpu.attention.plan_array import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
@@ -55,6 +55,7 @@ from ...kernels.cpu.step.experts import (
 from ...kernels.cpu.step.lora import MAX_SECTIONS, RANK
 from ...kernels.cpu.step.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.step.phases import new_phases
+from ...kernels.cpu.step.store import STORED
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .compiled_blocks import CompiledBlock, takes
 from .config import ModelConfig
@@ -78,7 +79,6 @@ _ACTIVATIONS: dict[Activation, int] = {
     "relu": RELU,
     "relu2": RELU2,
 }
-_KV_DTYPES = (torch.float32, torch.bfloat16)
 _QK_NORMS: dict[QkNorm | None, int] = {"all heads": ALL_HEADS, "per head after rope": AFTER_ROPE}
 _FIELDS = (QKV, OUTPUT, GATE_UP, DOWN)
 NO_PLAN = np.empty(0, np.int64)
@@ -182,7 +182,7 @@ class CompiledLayers:
 
     def supports_caches(self, kv: Sequence[KvCache]) -> bool:
         """Return True when the loop computes steps with these caches."""
-        return kv[0].basis is not None or (kv[0].k_SKD.dtype in _KV_DTYPES and kv[0].k_scale_K is None)
+        return kv[0].basis is not None or DTYPES[kv[0].k_SKD.dtype] in STORED
 
     def forward(
         self,

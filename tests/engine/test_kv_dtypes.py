@@ -106,6 +106,33 @@ def test_the_compiled_step_computes_what_plain_torch_does(kv_dtype: KvDtypeName,
     assert (mine == theirs).double().mean() > 0.95
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "fp8_e5m2"])
+def test_static_scales_stay_in_the_compiled_step_with_the_tokens_of_plain_torch(
+    kv_dtype: KvDtypeName, tmp_path: Path
+) -> None:
+    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    write_ranges(measure(model, [start_text(SHIPPED_MODEL, model.config)]), tmp_path / "ranges")
+    settings = {"kv_dtype": str(kv_dtype)}
+    if kv_dtype != "fp8_e5m2":
+        settings["kv_scales"] = str(tmp_path / "ranges")
+    engine, plain = build(SHIPPED_MODEL, **settings), build(SHIPPED_MODEL, kernels="reference", **settings)
+    assert engine._runner.pool.layers[0].basis is None
+    outputs: list[list[int]] = [[], []]
+    for one, tokens in zip((engine, plain), outputs, strict=True):
+        text = start_text(SHIPPED_MODEL, one.model_config)[:40]
+        fed, position = text, 0
+        for _ in range(20):
+            row = Row(rid="a", tokens=fed, first_position=position, pages=[3, 5, 1, 0], sample=GREEDY)
+            step = one.launch(ForwardPlan(step=0, copies=[], rows=[row]))
+            position, fed = position + len(fed), step.wait().rows[0].tokens
+            tokens += fed
+            if one is engine:
+                assert step._path.name == ("compiled" if len(tokens) == 1 else "kept arrays")
+    assert outputs[0] == outputs[1]
+    mine, theirs = (one._runner.pool._memory.page(5)[0].view(torch.uint8) for one in (engine, plain))
+    assert (mine == theirs).double().mean() > 0.97
+
+
 @pytest.mark.slow
 def test_layers_of_transformers_keep_the_row_of_position_0_alone() -> None:
     """How they rotate is not known here."""

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels.cpu.attention.blocks import kv_descriptor
+from ramiform.kernels.cpu.step.store import store_token
 from ramiform.kernels.reference.quantise import (
     E4M3,
+    E5M2,
     QUANTISED_MAX,
     expand_e4m3,
     quantise,
@@ -45,6 +48,27 @@ def test_quantisation_rounds_to_the_nearest_code_and_ties_to_even(stored: torch.
     places = torch.searchsorted(codes, ties)
     zero = int(torch.searchsorted(codes, 0.0))
     assert ((places - zero) % 2 == 0).all()
+
+
+@pytest.mark.parametrize("stored", [torch.int8, E4M3, E5M2], ids=str)
+def test_loops_store_the_bytes_that_plain_torch_stores(stored: torch.dtype) -> None:
+    codes = torch.arange(-128, 128, dtype=torch.int8).view(stored).double()
+    codes = codes[codes.isfinite()].unique()
+    halfway = (codes[1:] + codes[:-1]) / 2
+    edges = torch.tensor([0.0, -0.0, 1e9, -1e9, torch.inf, -torch.inf, 448, 464, 57344, 61440, 1e-12])
+    wide = torch.randn(400) * 10.0 ** torch.randint(-7, 6, (400,))
+    numbers = torch.cat([codes, halfway, halfway * (1 + 1e-6), wide, edges]).float()
+    K, D = 3, 16
+    numbers = torch.nn.functional.pad(numbers, (0, -len(numbers) % (K * D))).view(-1, K, D)
+    scales = (None, None) if stored == E5M2 else (torch.tensor([1.0, 0.3, 7.0]), torch.tensor([0.5, 1.0, 2.0]))
+    loops, plain = (KvCache(*torch.zeros(2, len(numbers), K, D).to(stored), *scales) for _ in range(2))
+    slots = torch.randperm(len(numbers))
+    store_kv(numbers, numbers.flip(0), plain, slots, slots)
+    descriptor = kv_descriptor(loops, torch.float32)
+    for slot, k_KD, v_KD in zip(slots.tolist(), numbers, numbers.flip(0), strict=True):
+        store_token(k_KD.data_ptr(), v_KD.contiguous().data_ptr(), descriptor, 0, slot, 0)
+    for mine, theirs in ((loops.k_SKD, plain.k_SKD), (loops.v_SKD, plain.v_SKD)):
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
 @QUANTISED

@@ -2,7 +2,7 @@
 
 It computes blocks of RMS or layer norms before a part, after it or both, rotary attention, and an MLP with or without a
 gate or a mixture of experts, one after the other; an MLP also in parallel. Weights have any format of `packed_matrix`,
-the cache is float32, bfloat16 or codes with a basis, everything between is float32. For few tokens the calls between
+the cache any format but float16, everything between is float32. For few tokens the calls between
 operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
@@ -15,11 +15,10 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, types
 
-from ..attention.blocks import BASIS, DTYPE, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES
+from ..attention.blocks import HEAD_SIZE, KV_HEADS
 from ..attention.inner import FLOAT32
 from ..attention.paged import attend_task, num_tasks, scratch_size
 from ..attention.plan_array import TILE_ROWS, make_plan
-from ..attention.scaled import LANES, store_scaled
 from ..bfloat16 import narrow, widen
 from ..compiled import Bytes, Floats, Ints, compiled
 from ..layers import GELU_TANH, normalise, normalise_together
@@ -29,6 +28,7 @@ from .experts import GATES_UPS, OWN_MEMORY, add_mixture
 from .experts import NUM_PHASES as MIXTURE_PHASES
 from .phases import claim, complete, wait
 from .products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
+from .store import scratch_floats, store_token
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
 # GATE_UP and DOWN of a layer with a mixture are the shared expert's, and EXPERTS the words of `experts`.
@@ -204,12 +204,11 @@ def _rotate_rows(
     ALL_HEADS of all heads of each together; 0: none. With AFTER_ROPE the factors [D] of rotated queries follow them.
     The first half of the sines is negated already.
     """
-    K, D, stride, dtype = kv[KV_HEADS], kv[HEAD_SIZE], kv[STRIDE], kv[DTYPE]
+    K, D = kv[KV_HEADS], kv[HEAD_SIZE]
     N = qkv_TC.shape[1] // D
     H, half = N - 2 * K, D // 2
-    scratch = np.empty(2 * D + LANES if kv[BASIS] != 0 else 0, dtype=np.float32)
+    scratch = np.empty(scratch_floats(kv), dtype=np.float32)
     for t in range(first, end):
-        slot = slots_T[t] * stride
         cos_D, sin_D = cos_TD[t], sin_TD[t]
         if qk_norm != 0 and norm_kind == ALL_HEADS:
             normalise_together(qkv_TC[t, : H * D], qk_norm, eps)
@@ -232,17 +231,8 @@ def _rotate_rows(
                 factor_D = carray(_floats(qk_norm + 4 * (H + K) * D), (D,))
                 for d in range(D):
                     x_D[d] *= factor_D[d]
-        keys, values = H * D, (H + K) * D
-        if kv[BASIS] != 0:
-            store_scaled(address_of(qkv_TC[t, keys:]), kv, positions_T[t], slots_T[t], address_of(scratch))
-        elif dtype == FLOAT32:
-            k, v = carray(_floats(kv[KEYS] + 4 * slot), (K * D,)), carray(_floats(kv[VALUES] + 4 * slot), (K * D,))
-            for d in range(K * D):
-                k[d], v[d] = qkv_TC[t, keys + d], qkv_TC[t, values + d]
-        else:
-            kh, vh = carray(_halves(kv[KEYS] + 2 * slot), (K * D,)), carray(_halves(kv[VALUES] + 2 * slot), (K * D,))
-            for d in range(K * D):
-                kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
+        keys, values = address_of(qkv_TC[t, H * D :]), address_of(qkv_TC[t, (H + K) * D :])
+        store_token(keys, values, kv, positions_T[t], slots_T[t], address_of(scratch))
 
 
 @compiled("void(float32[:,::1])")
