@@ -118,6 +118,7 @@ def build_engine(
         max_running=max_running,
         kv_scales=scales,
         threads=CpuThreads(resolved.num_weights, fixed=config.deterministic) if device.type == "cpu" else None,
+        path=path,
     )
 
 

@@ -6,19 +6,21 @@ Its state is the KV pool, which plans address by page, the draft source's memory
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from ...kernels import stored_size
 from ..models.config import ModelConfig
 from ..models.lora.peft import AdapterWeights
+from ..models.stored.kv_scales import constants_digest, numbers_of
 from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
 from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
 from .in_flight_step import InFlightStep, ModelRunner
-from .kv_format import ChosenScales, kv_dtype_name
+from .kv_format import MEASURED, ChosenScales, kv_dtype_name, warn_of_losses
 from .kv_pool import PAGE_SIZE, KvShape
 from .paths import EngineParts
 
@@ -61,10 +63,13 @@ class ForwardEngine:
         max_running: int = DEFAULT_MAX_RUNNING,
         kv_scales: ChosenScales = NO_SCALES,
         threads: CpuThreads | None = None,
+        path: Path | None = None,
     ) -> None:
+        """`path` is that of the model's files."""
         model, pool, config = parts.model, parts.pool, parts.model.config
         self._runner = ModelRunner(model, pool, parts.group, parts.source, parts.graphs)
-        self._threads = threads
+        self._threads, self._path = threads, path
+        self.adopts_constants = kv_scales.origin == MEASURED  # those of a file are pinned
         self.info = EngineInfo(
             architecture=config.architecture,
             num_parameters=model.num_parameters,
@@ -155,6 +160,26 @@ class ForwardEngine:
         if self._runner.source is not None:
             self._runner.source.skip([row])  # it has not seen the tokens
 
+    def read_constants(self) -> torch.Tensor | None:
+        """Return what `numbers_of` returns of this rank's scales or statistics of keys and values; None: there are
+        none."""
+        constants = self._runner.pool.constants
+        return None if constants is None else numbers_of(constants)
+
+    @torch.inference_mode()
+    def adopt_constants(self, numbers: torch.Tensor) -> None:
+        """Store keys and values by what `read_constants` of another engine returned, for the whole model, from now on.
+        No page holds anything."""
+        pool, (layers, heads) = self._runner.pool, self.own_part
+        assert pool.constants is not None
+        pool.adopt(pool.constants.with_numbers(numbers[:, slice(*layers), slice(*heads)].contiguous()))
+        self._runner.choose_paths()
+        self.identify_constants(numbers)
+
+    def identify_constants(self, numbers: torch.Tensor) -> None:
+        """Take note of the whole model's scales or statistics, of which several ranks have measured parts."""
+        self.kv_shape = replace(self.kv_shape, scales=constants_digest(numbers))
+
     @property
     def model_config(self) -> ModelConfig:
         """The whole model's config."""
@@ -166,6 +191,14 @@ class ForwardEngine:
         Raises torch.OutOfMemoryError, with nothing changed, when the device has no memory for it.
         """
         self._runner.model.lora.add(number, weights)
+
+    def check_adapter(self, number: int, name: str) -> None:
+        """Warn if quantised keys and values move much of what the model predicts with a loaded adapter."""
+        pool, model = self._runner.pool, self._runner.model
+        if pool.constants is not None and self._path is not None:
+            warn_of_losses(
+                self._path, model, pool.dtype, pool.constants, self._runner.group, adapter=number, adapter_name=name
+            )
 
     def unload_adapter(self, number: int) -> None:
         """Remove an adapter that no later plan names."""

@@ -5,9 +5,9 @@ See docs/inside/decisions/0010-scales-before-the-first-token.md and 0020-four-bi
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.parallel.group import SINGLE_RANK, Group
-from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics, read_kv_scales
+from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics, constants_digest, numbers_of, read_kv_scales
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
 from .kv_ranges import measure, ranges_file, read_constants
@@ -34,6 +34,7 @@ KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
     "int8": torch.int8,
     "int4": PACKED_INT4,
 }
+MEASURED = "built-in text"  # origin of what is measured here
 _LOSS_BOUND = 0.05  # of the divergence on the built-in text, above which a start warns
 _E4M3_CAPABILITY = (8, 9)  # CUDA devices convert e4m3 from this capability on
 
@@ -73,8 +74,8 @@ class ChosenScales:
     """Scales of keys and values, or the statistics that keys are stored relative to, and their origin."""
 
     constants: KvConstants | None
-    origin: str  # a file, "checkpoint", "built-in text", or "none" where none are needed
-    digest: str = "none"  # of the whole model's; of what is measured here, also of the ranks that share it
+    origin: str  # a file, "checkpoint", MEASURED, or "none" where none are needed
+    digest: str = "none"  # of the whole model's; of what ranks measure, that of the rank's part
 
 
 def given_scales(config: CoreConfig, path: Path, model: ModelConfig, dtype: torch.dtype) -> ChosenScales | None:
@@ -126,7 +127,7 @@ def choose_scales(
             logger.warning("KV in %s with the static scales of %s", kv_dtype_name(dtype), given.origin)
         count = len(given.constants.tensors[0])  # fewer than layers, where some keep states
         own = given.constants.of([layer for layer in model.layers if layer < count]).heads(model.kv_heads)
-        _warn_of_losses(config, path, model, dtype, own, group)
+        warn_of_losses(path, model, dtype, own, group)
         return ChosenScales(own, given.origin, given.digest)
     if dtype not in QUANTISED_MAX and dtype != PACKED_INT4:
         return ChosenScales(None, "none")
@@ -135,28 +136,33 @@ def choose_scales(
         constants: KvConstants = kept_or_measured(path, config.quantize, model, text, group)
     else:
         constants = measure(model, [text], group).scales(dtype)
-    _warn_of_losses(config, path, model, dtype, constants, group)
-    ranks = f" tp{group.shard.size} pp{group.stage.size}" if group.shard.size * group.stage.size > 1 else ""
-    return ChosenScales(constants, "built-in text", _digest(constants) + ranks)
+    warn_of_losses(path, model, dtype, constants, group)
+    return ChosenScales(constants, MEASURED, _digest(constants))
 
 
-def _warn_of_losses(
-    config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, constants: KvConstants, group: Group
+def warn_of_losses(
+    path: Path,
+    model: Decoder,
+    dtype: torch.dtype,
+    constants: KvConstants,
+    group: Group,
+    *,
+    adapter: int = 0,
+    adapter_name: str | None = None,
 ) -> None:
-    """Warn of a format that moves much of what the model predicts, and name one that does not."""
+    """Warn of a format that moves much of what the model predicts, by itself or with a LoRA adapter, whose keys the
+    statistics do not know; name a format that does not."""
     if group.shard.size * group.stage.size > 1:
         return  # no rank has all logits
-    text = start_text(path, model.config)
-    lost = divergence(model, text, dtype, constants)
+    lost_by = partial(divergence, model, start_text(path, model.config), constants=constants, adapter=adapter)
+    lost = lost_by(dtype)
     if lost <= _LOSS_BOUND:
         return
-    better = "bf16"
-    if dtype == PACKED_INT4:
-        better = "int8" if divergence(model, text, torch.int8, constants) <= _LOSS_BOUND else "bf16"
+    better = "int8" if dtype == PACKED_INT4 and lost_by(torch.int8) <= _LOSS_BOUND else "bf16"
     logger.warning(
-        "kv_dtype %s moves this model's predictions: a KL divergence of %.1f %% on the built-in text. "
-        "%s stays below %.0f",
+        "kv_dtype %s moves the predictions of %s: a KL divergence of %.1f %% on the built-in text. %s stays below %.0f",
         kv_dtype_name(dtype),
+        "this model" if adapter_name is None else f"the LoRA adapter {adapter_name!r}",
         100 * lost,
         better,
         100 * _LOSS_BOUND,
@@ -164,7 +170,4 @@ def _warn_of_losses(
 
 
 def _digest(constants: KvConstants) -> str:
-    digest = hashlib.sha256(type(constants).__name__.encode())
-    for own in constants.tensors:
-        digest.update(own.float().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return constants_digest(numbers_of(constants))

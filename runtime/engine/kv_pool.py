@@ -14,7 +14,7 @@ import torch
 from ...kernels import PACKED_INT4, QUANTISED_MAX, KvCache, stored_size
 from ...kernels.huge_pages import zeros_in_huge_pages
 from ..models.config import ModelConfig
-from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics
+from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics, adopted
 from ..protocol.config import PAGE_SIZE as PAGE_SIZE
 from ..scheduler.plan import PageCopy
 
@@ -233,13 +233,22 @@ class KvPool:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
         self.windows = windows
-        self.layers = memory.layers(constants) if windows is None else windows.layers(memory, constants)
+        self.constants = constants
+        self.layers = self._layers(memory, constants)
         self.memories = memory.parts  # [L, S, ...] each
         self.dtype, self.is_scaled = memory.k_LSKD.dtype, memory.is_scaled
         self._memory = memory
         self._host = host
         self._queue = queue
         self._arriving = False  # copies were queued that no kernel waited for
+
+    def adopt(self, constants: KvConstants) -> None:
+        """Store keys and values with other scales or statistics from now on: no page has any that are still read."""
+        caches = zip(self.layers, self._layers(self._memory, constants), strict=True)
+        self.constants, self.layers = constants, tuple(adopted(own, other) for own, other in caches)
+
+    def _layers(self, memory: KvMemory, constants: KvConstants | None) -> tuple[KvCache, ...]:
+        return memory.layers(constants) if self.windows is None else self.windows.layers(memory, constants)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages one after the other: a page may be the target of one copy and the source of a later one."""

@@ -63,7 +63,7 @@ class KvRanges:
         exponent_LKD = ranges_LKD.log2()
         factor_LKD = torch.exp2((exponent_LKD - exponent_LKD.mean(-1, keepdim=True)) / 2)
         zeros_LKD, (L, _, D) = torch.zeros_like(factor_LKD), factor_LKD.shape
-        return KvStatistics(torch.zeros(L, D // 2), zeros_LKD, zeros_LKD, factor_LKD)
+        return KvStatistics(torch.zeros(L, D // 2), zeros_LKD, zeros_LKD.clone(), factor_LKD)
 
 
 @torch.inference_mode()

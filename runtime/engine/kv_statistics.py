@@ -214,11 +214,13 @@ def _pair_sizes(x_LKD: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def divergence(model: Decoder, text: Sequence[int], dtype: torch.dtype, constants: KvConstants) -> float:
-    """Return how far keys and values of `dtype` move what the model predicts in the second half of a text: the mean KL
-    divergence from keys and values in float32, in nats."""
+def divergence(
+    model: Decoder, text: Sequence[int], dtype: torch.dtype, constants: KvConstants, *, adapter: int = 0
+) -> float:
+    """Return how far keys and values of `dtype` move what the model, with a LoRA adapter, predicts in the second half
+    of a text: the mean KL divergence from keys and values in float32, in nats."""
     pages = list(range(-(-len(text) // PAGE_SIZE)))
-    row = Row(rid="", tokens=list(text), first_position=0, pages=pages)
+    row = Row(rid="", tokens=list(text), first_position=0, pages=pages, adapter=adapter)
     wanted, found = np.arange(len(text) // 2, len(text)), []
     for stored, own in ((torch.float32, None), (dtype, constants)):
         is_scaled = isinstance(own, KvStatistics)

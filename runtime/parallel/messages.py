@@ -53,6 +53,18 @@ class WritePages(msgspec.Struct, frozen=True, tag="write"):
     data: bytes
 
 
+class ReadConstants(msgspec.Struct, frozen=True, tag="read_constants"):
+    """Send the rank's scales or statistics of keys and values back: a `PagesPart` and, as a second frame, its bytes."""
+
+
+class AdoptConstants(msgspec.Struct, frozen=True, tag="adopt_constants"):
+    """Store keys and values by other scales or statistics: float32s of this shape, of the whole model, as
+    `ForwardEngine.adopt_constants` takes them."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class PutAdapter(msgspec.Struct, frozen=True, tag="put_adapter"):
     """Put a LoRA adapter on the device; `data` is a part of `AdapterWeights.to_bytes`, which the last one completes."""
 
@@ -68,7 +80,18 @@ class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
     number: int
 
 
-ToRank = StartSteps | RunPlan | SampleStep | CopyPages | ReadPages | WritePages | PutAdapter | DropAdapter
+ToRank = (
+    StartSteps
+    | RunPlan
+    | SampleStep
+    | CopyPages
+    | ReadPages
+    | WritePages
+    | ReadConstants
+    | AdoptConstants
+    | PutAdapter
+    | DropAdapter
+)
 
 
 class PagesPart(msgspec.Struct, frozen=True):

@@ -29,10 +29,12 @@ from ..speculation.build import draft_bytes
 from .collectives import DistributedGroup, host_store, join_group
 from .master_address import MasterAddress
 from .messages import (
+    AdoptConstants,
     CopyPages,
     DropAdapter,
     PagesPart,
     PutAdapter,
+    ReadConstants,
     ReadPages,
     Rendezvous,
     RunPlan,
@@ -131,6 +133,31 @@ class RankZeroEngine:
         self._engine.write_pages(row, first, bytes_P)
 
     @property
+    def adopts_constants(self) -> bool:
+        return self._engine.adopts_constants
+
+    def read_constants(self) -> torch.Tensor | None:
+        """Return the whole model's scales or statistics, as `ForwardEngine.read_constants` does of a part."""
+        own = self._engine.read_constants()
+        if own is None:
+            return None
+        self._ranks.send(ReadConstants())
+        shape = self._engine.kv_shape
+        whole = torch.empty((len(own), shape.num_layers, shape.num_kv_heads, *own.shape[3:]))
+        parts = [(PagesPart(*self._engine.own_part), own)]
+        for part, data in self._ranks.receive_parts():
+            parts.append((part, torch.frombuffer(bytearray(data), dtype=torch.float32)))
+        for part, numbers in parts:
+            target = whole[:, slice(*part.layers), slice(*part.heads)]
+            target.copy_(numbers.view(target.shape))
+        return whole
+
+    def adopt_constants(self, numbers: torch.Tensor) -> None:
+        """Store keys and values by other scales or statistics on every rank, as `ForwardEngine` does."""
+        self._ranks.send(AdoptConstants(tuple(numbers.shape), numbers.contiguous().numpy().tobytes()))
+        self._engine.adopt_constants(numbers)
+
+    @property
     def model_config(self) -> ModelConfig:
         """The whole model's config."""
         return self._engine.model_config
@@ -146,6 +173,9 @@ class RankZeroEngine:
         for start in range(0, len(data), _ADAPTER_PART_BYTES):
             end = start + _ADAPTER_PART_BYTES
             self._ranks.send(PutAdapter(number, weights.rank, data[start:end], is_last=end >= len(data)))
+
+    def check_adapter(self, number: int, name: str) -> None:
+        """Do nothing: no rank has all logits."""
 
     def unload_adapter(self, number: int) -> None:
         """Remove an adapter from every rank."""
@@ -192,7 +222,10 @@ def build_rank_zero_engine(
     # All ranks count the memory of rank 0's draft source: they must have the same number of pages.
     engine = build_engine(core, path, progress, source, group, partial(draft_bytes, core, path))
     ranks.wait_ready()
-    return RankZeroEngine(engine, ranks, store)
+    made = RankZeroEngine(engine, ranks, store)
+    if (numbers := made.read_constants()) is not None:
+        engine.identify_constants(numbers)  # of which each rank has measured a part
+    return made
 
 
 def _join_group(place: RankPlacement, config: RuntimeConfig, ranks: RankProcesses) -> DistributedGroup:

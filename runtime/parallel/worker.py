@@ -32,6 +32,7 @@ from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_bytes
 from .collectives import join_group
 from .messages import (
+    AdoptConstants,
     CopyPages,
     DropAdapter,
     PagesPart,
@@ -39,6 +40,7 @@ from .messages import (
     RankFailed,
     RankReady,
     RankReport,
+    ReadConstants,
     ReadPages,
     RunPlan,
     SampleStep,
@@ -108,6 +110,13 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
             case WritePages(row, first, data):
                 shape = (-1, *engine.kv_shape.page_shape)
                 engine.write_pages(row, first, torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape))
+            case ReadConstants():
+                own = engine.read_constants()
+                assert own is not None, "rank 0 has some too"
+                part = PagesPart(*engine.own_part)
+                socket.send_multipart([msgspec.msgpack.encode(part), own.contiguous().numpy().tobytes()])
+            case AdoptConstants(shape, data):
+                engine.adopt_constants(torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape))
             case PutAdapter(number, adapter_rank, data, is_last):
                 adapter_parts.append(data)
                 if is_last:

@@ -92,6 +92,7 @@ def cannot_move() -> RequestError:
 class _Peer:
     number: int
     socket: PeerSocket
+    has_settled_scales: bool = False  # of this connection: they are adopted, or offered, once
 
 
 @dataclass(eq=False)
@@ -215,6 +216,7 @@ class TransferHub:
         for peer in list(self._peers.values()):
             for is_connected in peer.socket.changes():
                 if is_connected:
+                    peer.has_settled_scales = False
                     peer.socket.send(Greet(self._layout, self._nixl is not None))
                 else:
                     self._lose(peer, f"the connection to {peer.socket.address} was lost")
@@ -257,7 +259,8 @@ class TransferHub:
         move = next((move for move in self._moves if move.peer is peer), None)
         match message:
             case Greeting():
-                self._take_greeting(peer, message, move, now)
+                if not self._settle_scales(peer, message, payload, move):
+                    self._take_greeting(peer, message, move, now)
             case PagesSent(slots=None):
                 if (bytes_PB := self._unpack(message, payload)) is not None:
                     self._fetcher.take(peer.number, message, bytes_PB)
@@ -269,11 +272,45 @@ class TransferHub:
             case _ if move is not None and move.sender is not None:
                 move.sender.take(message, now)
 
+    def _settle_scales(self, peer: _Peer, message: Greeting, payload: bytes, move: _Move | None) -> bool:
+        """Greet once more where only scales or statistics of keys and values differ: having adopted those of a sender,
+        or with those of this runtime, from which prefixes are moved. Return False if there is nothing to settle."""
+        if message.error is None or peer.has_settled_scales or not self._layout.differs_in_scales(message.layout):
+            return False
+        own = None
+        if move is not None:
+            own = self._pages.constants()
+        elif self._reason_to_keep(message.layout) is not None or not self._adopt(payload, message.layout):
+            return False
+        peer.has_settled_scales = True
+        peer.socket.send(Greet(self._layout, self._nixl is not None), own)
+        return True
+
+    def _reason_to_keep(self, other: KvLayout) -> str | None:
+        """Return why this runtime keeps its scales or statistics; None: it can adopt those of a sender whose layout is
+        the same otherwise."""
+        if not self._layout.differs_in_scales(other):
+            return None
+        if self._fetcher.connected or self._greeted or any(move.sender for move in self._moves):
+            return ", and pages are exchanged with another runtime already"
+        reason = self._pages.reason_to_keep()
+        return None if reason is None else f", and {reason}"
+
+    def _adopt(self, data: bytes, layout: KvLayout) -> bool:
+        """Store keys and values as a sender of this layout does, which has sent its scales or statistics."""
+        if not self._pages.adopt(data, layout.kv_scales):
+            logger.warning("dropped %d bytes that are not the scales or statistics %s", len(data), layout.kv_scales)
+            return False
+        logger.info("KV is stored by the sender's statistics %s, not by those measured here", layout.kv_scales)
+        self._layout = replace(self._layout, kv_scales=layout.kv_scales)
+        return True
+
     def _take_greeting(self, peer: _Peer, message: Greeting, move: _Move | None, now: float) -> None:
         try:
-            if message.error is not None:
+            # Which runtime has a reason to keep its scales: a move's target, or this one, which would fetch.
+            if message.error is not None and (move is not None or not self._layout.differs_in_scales(message.layout)):
                 raise message.error.to_exception()
-            self._layout.check(message.layout)
+            self._layout.check(message.layout, self._reason_to_keep(message.layout) or "")
             if self._nixl is not None and message.nixl is not None:
                 self._nixl.connect(peer.number, message.nixl)
         except RamiformError as error:
@@ -325,7 +362,7 @@ class TransferHub:
             self._greeted.move_to_end(sender)
         match message:
             case Greet():
-                self._greet(sender, message)
+                self._greet(sender, message, payload)
             case FetchPrefix():
                 self._exporter.begin(sender, message, now)
             case CancelFetch(call=call):
@@ -342,12 +379,17 @@ class TransferHub:
                 self._received_sessions.append(data)
                 self._send(sender, PrefixStored(call, 0))
 
-    def _greet(self, sender: bytes, message: Greet) -> None:
+    def _greet(self, sender: bytes, message: Greet, payload: bytes) -> None:
+        reason = self._reason_to_keep(message.layout)
+        if payload and reason is None and self._layout.differs_in_scales(message.layout):
+            self._adopt(payload, message.layout)
         try:
-            self._layout.check(message.layout)
+            self._layout.check(message.layout, reason or "")
         except RequestError as error:
-            logger.warning("a runtime was refused: %s", error)
-            self._send(sender, Greeting(self._layout, error=ErrorInfo.of(error)))
+            own = self._pages.constants() if self._layout.differs_in_scales(message.layout) else None
+            level = logging.WARNING if own is None or payload else logging.INFO  # the other runtime may adopt `own`
+            logger.log(level, "a runtime was refused: %s", error)
+            self._send(sender, Greeting(self._layout, error=ErrorInfo.of(error)), own)
             return
         reads = message.wants_nixl and self._nixl is not None
         self._greeted[sender] = reads
@@ -355,9 +397,9 @@ class TransferHub:
             self._greeted.popitem(last=False)  # heard of least recently: most likely it is gone
         self._send(sender, Greeting(self._layout, self._nixl.memory() if reads and self._nixl is not None else None))
 
-    def _send(self, receiver: bytes, message: Any, bytes_PB: torch.Tensor | None = None) -> bool:
+    def _send(self, receiver: bytes, message: Any, payload: torch.Tensor | None = None) -> bool:
         assert self._server is not None
-        sent = self._server.send(receiver, message, bytes_PB)
+        sent = self._server.send(receiver, message, payload)
         if not sent:
             self._greeted.pop(receiver, None)
         return sent

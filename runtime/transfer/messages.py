@@ -39,16 +39,24 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_bytes: int  # of one head's keys, or values, in a slot
 
-    def check(self, other: KvLayout) -> None:
-        """Raise RequestError, naming the first field in which the other runtime differs."""
-        for field in self.__struct_fields__:
+    def check(self, other: KvLayout, reason: str = "") -> None:
+        """Raise RequestError, naming the first field in which the other runtime differs; if that is `kv_scales`, also
+        the `reason` why one runtime has not adopted those of the other."""
+        fields = [field for field in self.__struct_fields__ if field != "kv_scales"]
+        for field in (*fields, "kv_scales"):
             own, theirs = getattr(self, field), getattr(other, field)
             if own != theirs:
+                hint = f"{reason}. Start both with one --kv-scales FILE of `ramiform calibrate-kv`"
                 raise RequestError(
-                    f"KV pages cannot be exchanged: {field} is {own!r} here and {theirs!r} there",
+                    f"KV pages cannot be exchanged: {field} is {own!r} here and {theirs!r} there"
+                    + (hint if field == "kv_scales" else ""),
                     param=field,
                     code="kv_layout_mismatch",
                 )
+
+    def differs_in_scales(self, other: KvLayout) -> bool:
+        """Return True if the two layouts differ in their scales or statistics, and in nothing else."""
+        return self != other and msgspec.structs.replace(self, kv_scales=other.kv_scales) == other
 
 
 class NixlMemory(msgspec.Struct, frozen=True):
@@ -66,7 +74,8 @@ class NixlMemory(msgspec.Struct, frozen=True):
 
 
 class Greet(msgspec.Struct, frozen=True, tag="greet"):
-    """First message of a connection. Answered by `Greeting`."""
+    """First message of a connection, answered by `Greeting`. A second one follows where only scales or statistics of
+    keys and values differ: of who has adopted the other side's, or with its own, to be adopted, as payload."""
 
     layout: KvLayout
     wants_nixl: bool = False
@@ -130,7 +139,8 @@ class PagesTaken(msgspec.Struct, frozen=True, tag="taken"):
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
-    """Answer to `Greet`. With an error the layouts differ, and nothing else will be answered."""
+    """Answer to `Greet`. With an error the layouts differ, and nothing else will be answered; if only scales or
+    statistics differ, they are its payload."""
 
     layout: KvLayout
     nixl: NixlMemory | None = None

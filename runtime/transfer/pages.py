@@ -12,6 +12,7 @@ from ...radix.cache import PrefixCache
 from ...radix.tree import TreeNode
 from ..engine.kv_pool import PAGE_SIZE, KvShape
 from ..models.stored.digest import weights_digest
+from ..models.stored.kv_scales import constants_digest, numbers_from
 from ..protocol.core import ModelInfo
 from ..scheduler.plan import PageCopy, Row
 from .messages import PROTOCOL, KvLayout
@@ -20,10 +21,14 @@ from .messages import PROTOCOL, KvLayout
 class PagedEngine(Protocol):
     """Interface of an engine that reads and writes whole pages, on one rank or several."""
 
-    kv_shape: KvShape
-
+    @property
+    def kv_shape(self) -> KvShape: ...
+    @property
+    def adopts_constants(self) -> bool: ...
     @property
     def device(self) -> torch.device: ...
+    def read_constants(self) -> torch.Tensor | None: ...
+    def adopt_constants(self, numbers: torch.Tensor) -> None: ...
     def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
     def read_pages(self, pages: Sequence[int]) -> torch.Tensor: ...
     def write_pages(self, row: Row, first: int, bytes_P: torch.Tensor) -> None: ...
@@ -37,6 +42,29 @@ class CachePages:
         self._engine = engine
         self.shape = engine.kv_shape
         self.device = engine.device
+
+    def constants(self) -> torch.Tensor | None:
+        """Return the scales or statistics of stored keys and values, float32 [N, L, K, ...]; None: there are none."""
+        return self._engine.read_constants()
+
+    def reason_to_keep(self) -> str | None:
+        """Return why other scales or statistics cannot be adopted; None: they can."""
+        if not self._engine.adopts_constants:
+            return "those here are a file's or the checkpoint's"
+        if self._cache.num_free < self._cache.num_pages or any(True for _ in self._cache.tree.nodes()):
+            return "pages are held here already"
+        return None
+
+    def adopt(self, data: bytes, digest: str) -> bool:
+        """Store keys and values by scales or statistics of this digest from now on. Returns False, with nothing
+        changed, if the data are others."""
+        own = self._engine.read_constants()
+        numbers = None if own is None else numbers_from(data, own.shape)
+        if numbers is None or constants_digest(numbers) != digest:
+            return False
+        self._engine.adopt_constants(numbers)
+        self.shape = self._engine.kv_shape
+        return True
 
     def num_cached(self, tokens: Sequence[int], namespace: str) -> int:
         """Return the number of whole pages at the start of `tokens` that are cached."""

@@ -147,6 +147,37 @@ def test_pages_of_one_rank_fit_two_and_come_back(folder: Path, prefill: Target) 
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize(("kv_dtype", "ranks"), [("int4", (1, 2)), ("int8", (2, 1))])
+def test_ranks_of_another_number_store_by_the_sender_s_statistics(
+    kv_dtype: str, ranks: tuple[int, int], folder: Path
+) -> None:
+    """Sums of two ranks differ from those of one in their last bits, and with them the statistics."""
+    bind = f"ipc://{folder}/{kv_dtype}"
+    common = {"num_pages": 256, "kv_dtype": kv_dtype, "speculative": "off", **SETTINGS}
+    receiver = {"role": "decode", "prefill_workers": bind, "remote_prefill_tokens": 16}
+    with (
+        ramiform.Runtime(role="prefill", transfer_bind=bind, tp=ranks[0], **common) as first,
+        Target(first) as prefill,
+    ):
+        ids = prefill.encode("Ranks. " + LONG)[:300]
+        expected = prefill.generate(ids, max_new_tokens=12)["output_ids"]
+        with ramiform.Runtime(tp=ranks[1], **receiver, **common) as second, Target(second) as decode:
+            assert decode.generate(ids, max_new_tokens=12)["output_ids"] == expected
+            assert decode.idle_stats()["num_fetched_tokens"] == 288
+            # What it computes itself is stored by the same statistics.
+            short = ids[:15]
+            assert (
+                decode.generate(short, max_new_tokens=12)["output_ids"]
+                == prefill.generate(short, max_new_tokens=12)["output_ids"]
+            )
+            prefill.flush()
+            assert decode.http.post("/drain", params={"to": bind}).json()["num_left"] == 0
+        again = prefill.generate(ids, max_new_tokens=12)
+        assert again["output_ids"] == expected
+        assert again["meta_info"]["cached_tokens"] >= 288
+
+
+@pytest.mark.exhaustive
 def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill: Target, decode: Target) -> None:
     bind = f"ipc://{folder}/dying"
     attempt = 0

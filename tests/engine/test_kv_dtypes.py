@@ -158,7 +158,7 @@ def test_a_start_warns_of_a_format_that_moves_predictions(
         build(checkpoint, kv_dtype="int8")
         assert caplog.text == ""
         build(checkpoint, kv_dtype="int4")
-    assert "kv_dtype int4 moves this model's predictions" in caplog.text
+    assert "kv_dtype int4 moves the predictions of this model" in caplog.text
     assert "int8 stays below" in caplog.text
 
 

@@ -15,7 +15,9 @@ import pytest
 import torch
 import zmq
 
+from ramiform.runtime.engine import kv_statistics
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE
+from ramiform.runtime.models.stored.kv_scales import KvStatistics, constants_digest
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, MovePrefixes
 from ramiform.runtime.protocol.errors import RequestError
@@ -220,6 +222,144 @@ def test_another_layout_is_refused_by_name(
     assert not decode.hub._fetcher.connected
     decode.ask("one", PROMPT)
     run([decode], lambda: "one" in decode.finished)
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Core:
+    """A core whose statistics were measured where sums come out otherwise, as on another device."""
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_statistics, "_TEXT", "Elsewhere, " + kv_statistics._TEXT)
+        return Core(**settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
+def test_a_runtime_without_pages_stores_by_the_statistics_of_the_one_that_computes_its_prompts(
+    address: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = elsewhere(monkeypatch, role="prefill", transfer_bind=address, prefill_budget=64, kv_dtype=kv_dtype)
+    decode = Core(role="decode", prefill_workers=address, kv_dtype=kv_dtype)
+    before = decode.engine.kv_shape.scales
+    assert before != prefill.engine.kv_shape.scales
+    expected = alone(prefill, PROMPT, max_new_tokens=12)
+    run([prefill, decode], lambda: decode.hub._fetcher.connected)
+    assert decode.engine.kv_shape.scales == prefill.engine.kv_shape.scales
+    decode.ask("one", PROMPT, max_new_tokens=12)
+    run([prefill, decode], lambda: "one" in decode.finished)
+    assert decode.outputs["one"] == expected
+    assert decode.finished["one"].num_cached == 320
+    # Computed here or there, and stored here: the same bytes.
+    ours, theirs = (core.pages.read(PROMPT[:320], "", 0) for core in (decode, prefill))
+    assert ours is not None
+    assert theirs is not None
+    assert torch.equal(ours, theirs)
+    assert alone(decode, PROMPT, max_new_tokens=12) == expected
+    decode.ask("again", PROMPT)
+    monkeypatch.setattr(decode.scheduler._remote, "_fetch", None)
+    run([decode], lambda: "again" in decode.finished)
+    own = decode.pages.read(PROMPT[:320], "", 0)
+    assert own is not None
+    assert torch.equal(own, theirs)
+
+
+@pytest.mark.slow
+def test_a_runtime_with_pages_keeps_its_statistics_and_says_so(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = elsewhere(monkeypatch, transfer_bind=address, kv_dtype="int8")
+    decode = Core(prefill_workers=address, kv_dtype="int8")
+    monkeypatch.setattr(decode.scheduler._remote, "_fetch", None)
+    expected = alone(decode, PROMPT)
+    before = decode.engine.kv_shape.scales
+    decode.ask("first", PROMPT)  # before the connection is made
+    for answers in decode._pipeline.advance():
+        del answers
+    run([prefill, decode], lambda: "kv_scales is" in caplog.text)
+    assert "pages are held here already. Start both with one --kv-scales FILE" in caplog.text
+    assert (decode.hub._fetcher.connected, decode.engine.kv_shape.scales) == (set(), before)
+    decode.ask("second", PROMPT)
+    run([decode], lambda: "second" in decode.finished)
+    assert decode.outputs["second"] == expected
+
+
+@pytest.mark.slow
+def test_a_file_pins_the_scales_of_a_runtime(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured = Core(kv_dtype="int4")
+    file = tmp_path / "statistics"
+    constants = measured.engine._runner.pool.constants
+    assert isinstance(constants, KvStatistics)
+    kv_statistics.write_statistics(constants, 175, file)
+    prefill = elsewhere(monkeypatch, transfer_bind=address, kv_dtype="int4")
+    decode = Core(prefill_workers=address, kv_dtype="int4", kv_scales=str(file))
+    run([prefill, decode], lambda: "kv_scales is" in caplog.text)
+    assert "those here are a file's or the checkpoint's" in caplog.text
+    assert not decode.hub._fetcher.connected
+    pinned = elsewhere(monkeypatch, transfer_bind=address + "2", kv_dtype="int4", kv_scales=str(file))
+    other = Core(prefill_workers=address + "2", kv_dtype="int4", kv_scales=str(file))
+    run([pinned, other], lambda: other.hub._fetcher.connected)
+
+
+@pytest.mark.slow
+def test_statistics_are_adopted_from_one_runtime_only(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = Core(transfer_bind=address, kv_dtype="fp8")
+    there = elsewhere(monkeypatch, transfer_bind=address + "2", kv_dtype="fp8")
+    decode = Core(prefill_workers=f"{address},{address}2", kv_dtype="fp8")
+    run([here, decode], lambda: decode.hub._fetcher.connected)
+    run([here, there, decode], lambda: "kv_scales is" in caplog.text)
+    assert "pages are exchanged with another runtime already" in caplog.text
+    assert len(decode.hub._fetcher.connected) == 1
+    assert decode.engine.kv_shape.scales == here.engine.kv_shape.scales
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_replica_without_pages_takes_statistics_along_with_prefixes(
+    address: str, is_empty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = elsewhere(monkeypatch, transfer_keys="unused", kv_dtype="int4")
+    target = Core(transfer_bind=address, kv_dtype="int4")
+    for core in (source,) if is_empty else (source, target):
+        core.ask("one", PROMPT)
+        run([core], lambda core=core: "one" in core.finished)
+    source.hub.move(b"", MovePrefixes(1, address))
+    replies: list[Any] = []
+    run([source, target], lambda: replies.extend(source.hub.take_replies()) or replies)
+    error, moved = replies[0][1].error, replies[0][1].moved
+    if is_empty:
+        assert (error, moved.num_sequences, moved.num_left) == (None, 1, 0)
+        target.ask("two", PROMPT)
+        run([target], lambda: "two" in target.finished)
+        assert target.outputs["two"] == source.outputs["one"]
+        assert target.finished["two"].num_cached >= 320
+    else:
+        assert (error.param, error.code) == ("kv_scales", "kv_layout_mismatch")
+        assert "pages are held here already" in error.message
+        assert not source.hub._peers
+
+
+@pytest.mark.parametrize("forged", ["another digest", "not finite", "a factor of 0", "too short", "nothing"])
+def test_statistics_that_are_not_what_a_sender_says_are_dropped(forged: str) -> None:
+    core = Core(kv_dtype="int8")
+    before, own = core.engine.kv_shape.scales, core.pages.constants()
+    assert own is not None
+    numbers = own.clone()
+    numbers[0 if forged != "a factor of 0" else 2, 1, 0, 3] = {"not finite": float("nan"), "a factor of 0": 0.0}.get(
+        forged, 7.5
+    )
+    data = numbers.numpy().tobytes()
+    digest = "0" * 16 if forged == "another digest" else constants_digest(numbers)
+    data = {"too short": data[:-4], "nothing": b""}.get(forged, data)
+    assert not core.pages.adopt(data, digest)
+    assert core.engine.kv_shape.scales == before
+    now = core.pages.constants()
+    assert now is not None
+    assert torch.equal(now, own)
+    good = own * 1.5
+    assert core.pages.adopt(good.numpy().tobytes(), constants_digest(good))
+    assert core.pages.shape.scales == constants_digest(good) != before
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ Legend: L layers, K key/value heads, D head size.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -43,6 +45,10 @@ class KvScales:
     def to(self, device: torch.device) -> KvScales:
         return KvScales(*(own.to(device) for own in self.tensors))
 
+    def with_numbers(self, numbers: torch.Tensor) -> KvScales:
+        """Return scales of other numbers, [2, L, K]."""
+        return KvScales(*numbers)
+
     def caches(self, k_LSKD: torch.Tensor, v_LSKD: torch.Tensor) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer. Values that are a part of the keys have their scales."""
         return tuple(map(KvCache, k_LSKD.unbind(), v_LSKD.unbind(), *(own.to(k_LSKD.device) for own in self.tensors)))
@@ -73,6 +79,10 @@ class KvStatistics:
     def to(self, device: torch.device) -> KvStatistics:
         return KvStatistics(self.frequencies.to(device), *(own.to(device) for own in self.tensors))
 
+    def with_numbers(self, numbers: torch.Tensor) -> KvStatistics:
+        """Return statistics of other numbers, [3, L, K, D]."""
+        return KvStatistics(self.frequencies, *numbers)
+
     def caches(self, k_LSKD: torch.Tensor, v_LSKD: torch.Tensor) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
         own = self.to(k_LSKD.device)
@@ -80,7 +90,45 @@ class KvStatistics:
         return tuple(KvCache(k, v, basis=basis) for k, v, basis in zip(k_LSKD, v_LSKD, bases, strict=True))
 
 
+_NUM_SCALES = 2  # tensors of `KvScales`
 KvConstants = KvScales | KvStatistics  # what a quantised cache needs besides its codes
+
+
+def numbers_of(constants: KvConstants) -> torch.Tensor:
+    """Return scales or statistics as one tensor, float32 [N, L, K, ...], on the CPU."""
+    return torch.stack([own.float().cpu() for own in constants.tensors])
+
+
+def numbers_from(data: bytes, shape: Sequence[int]) -> torch.Tensor | None:
+    """Return what `numbers_of` returned, of its bytes; None if they are not finite numbers of this shape, or if a
+    divisor is not positive."""
+    if len(data) != 4 * math.prod(shape):
+        return None
+    numbers = torch.frombuffer(bytearray(data), dtype=torch.float32).view(*shape)
+    divisors = numbers if len(numbers) == _NUM_SCALES else numbers[-1]
+    return numbers if numbers.isfinite().all() and (divisors > 0).all() else None
+
+
+def constants_digest(numbers: torch.Tensor) -> str:
+    """Return the digest of a model's scales or statistics, given as `numbers_of` returns them."""
+    kind = KvScales if len(numbers) == _NUM_SCALES else KvStatistics
+    digest = hashlib.sha256(kind.__name__.encode())
+    digest.update(numbers.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def adopted(cache: KvCache, other: KvCache) -> KvCache:
+    """Return a layer's cache with the scales or statistics of another one, which are written where its own were:
+    captured graphs read them there. It is another value, so that loops read them anew."""
+    own, others = ((kv.k_scale_K, kv.v_scale_K, *_numbers_of_basis(kv.basis)) for kv in (cache, other))
+    for to, source in zip(own, others, strict=True):
+        if to is not None and source is not None:
+            to.copy_(source)
+    return replace(cache, basis=None if cache.basis is None else replace(cache.basis))
+
+
+def _numbers_of_basis(basis: KeyBasis | None) -> tuple[torch.Tensor, ...]:
+    return () if basis is None else (basis.mean_KD, basis.first_KD, basis.factor_KD)
 
 
 def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
