@@ -193,6 +193,7 @@ class Adapters(Service):
             ) from None
         self._loaded[name] = _Loaded(number, AdapterInfo(name, path, weights.rank, weights.digest))
         logger.info("loaded the adapter %s of rank %d from %s", name, weights.rank, path)
+        self._engine.check_adapter(number, name)
 
     def _unload(self, name: str) -> None:
         if (loaded := self._loaded.pop(name, None)) is None:

@@ -42,6 +42,9 @@ class Engine:
     def load_adapter(self, number: int, weights: AdapterWeights) -> None:
         self.loaded.add(number)
 
+    def check_adapter(self, number: int, name: str) -> None:
+        assert number in self.loaded
+
     def unload_adapter(self, number: int) -> None:
         self.loaded.remove(number)
 

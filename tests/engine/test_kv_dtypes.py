@@ -27,10 +27,12 @@ from ramiform.runtime.engine.kv_statistics import (
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.lora.peft import read_adapter
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Sample, Score
+from ramiform.tests.composition.lora_files import merged, write_adapter
 
 QUANTISED = pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
 GREEDY = Sample(temperature=0.0, draw=0)
@@ -41,12 +43,13 @@ def build(checkpoint: Path, **settings: Any) -> ForwardEngine:
     return build_engine(CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 16} | settings), checkpoint)
 
 
-def logprobs(engine: ForwardEngine) -> list[float]:
+def logprobs(engine: ForwardEngine, adapter: int = 0) -> list[float]:
     """Return the prompt's log-probabilities, computed in two chunks, so that the second reads the first one's KV."""
     entries = []
     for start, end in ((0, 60), (60, 99)):
         score = Score(first=0, targets=PROMPT[start + 1 : end + 1], num_top=0)
-        row = Row(rid="", tokens=PROMPT[start:end], first_position=start, pages=[3, 1, 7, 5, 0, 2, 9], score=score)
+        pages = [3, 1, 7, 5, 0, 2, 9]
+        row = Row(rid="", tokens=PROMPT[start:end], first_position=start, pages=pages, score=score, adapter=adapter)
         entries += engine.run(ForwardPlan(step=0, copies=[], rows=[row])).rows[0].scores
     return [entry.logprob for entry in entries]
 
@@ -160,6 +163,40 @@ def test_a_start_warns_of_a_format_that_moves_predictions(
         build(checkpoint, kv_dtype="int4")
     assert "kv_dtype int4 moves the predictions of this model" in caplog.text
     assert "int8 stays below" in caplog.text
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_keys_of_an_adapter_are_stored_by_the_base_s_statistics_and_a_loss_is_told_by_its_name(
+    kv_dtype: KvDtypeName,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Judge: the adapter merged into the weights, with the statistics of the base."""
+    folder = write_adapter(tmp_path / "adapter", checkpoint, seed=3, targets=("k_proj", "v_proj"))
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    statistics, _ = measure_statistics(model, [PROMPT])
+    write_statistics(statistics, len(PROMPT), tmp_path / "base")
+    settings = {"kv_dtype": kv_dtype, "kv_scales": str(tmp_path / "base")}
+    engine = build(checkpoint, **settings)
+    engine.load_adapter(1, read_adapter(folder, engine.model_config, max_rank=8))
+    whole = merged(tmp_path / "merged", checkpoint, folder)
+    judge = build(whole, **settings)
+    errors = [abs(a - b) for a, b in zip(logprobs(engine, adapter=1), logprobs(judge), strict=True)]
+    # A number that lies between two codes may fall on either side.
+    assert sum(error < 1e-3 for error in errors) > 0.7 * len(errors)
+    assert max(abs(a - b) for a, b in zip(logprobs(engine), logprobs(judge), strict=True)) > 0.3, "the adapter is weak"
+    text = start_text(checkpoint, engine.model_config)
+    lost = divergence(engine._runner.model, text, KV_DTYPES[kv_dtype], statistics, adapter=1)
+    assert lost == pytest.approx(divergence(judge._runner.model, text, KV_DTYPES[kv_dtype], statistics), rel=0.3)
+    caplog.clear()  # starts may have warned
+    monkeypatch.setattr(kv_format, "_LOSS_BOUND", 1.01 * lost)
+    engine.check_adapter(1, "sql")
+    assert caplog.text == ""
+    monkeypatch.setattr(kv_format, "_LOSS_BOUND", 0.99 * lost)
+    engine.check_adapter(1, "sql")
+    assert f"kv_dtype {kv_dtype} moves the predictions of the LoRA adapter 'sql'" in caplog.text
 
 
 @QUANTISED
