@@ -21,7 +21,7 @@ def calibrate_kv(
     """Measure statistics of keys on a text, or ranges of latents, and keep them beside the model for quantised KV."""
     from ...runtime.engine.build import choose_device, choose_dtype
     from ...runtime.engine.kv_ranges import measure, ranges_file, write_ranges
-    from ...runtime.engine.kv_statistics import measure_statistics, write_statistics
+    from ...runtime.engine.kv_statistics import better_statistics, measure_statistics, write_statistics
     from ...runtime.models.checkpoint import fetch_checkpoint
     from ...runtime.models.load import load_model
     from ...runtime.models.parameters import num_parameters
@@ -44,9 +44,8 @@ def calibrate_kv(
     file = ranges_file(path) if out is None else out
     try:
         if config.latent is None:
-            statistics, _ = measure_statistics(decoder, shown)
+            statistics, found = better_statistics(path, decoder, texts, measure_statistics(decoder, shown)[0])
             write_statistics(statistics, len(tokens), file)
-            found = f"means of keys up to {statistics.mean_LKD.abs().max():.4g}"
         else:
             ranges = measure(decoder, shown)
             write_ranges(ranges, file)
