@@ -313,19 +313,20 @@ def cache_directory(folder: Path) -> Path | None:
     return None
 
 
-def is_complete(folder: Path) -> bool:
-    """Return True if all loops of a folder have been compiled for this processor, so that they load from disk."""
+def is_complete(folder: Path, what: str = "") -> bool:
+    """Return True if all loops of a folder, or those named `what`, have been compiled for this processor, so that they
+    load from disk."""
     place = cache_directory(folder)
-    return place is not None and _completion_mark(place).exists()
+    return place is not None and _completion_mark(place, what).exists()
 
 
-def mark_complete(folder: Path) -> None:
-    """Record that all loops of a folder have been compiled for this processor."""
+def mark_complete(folder: Path, what: str = "") -> None:
+    """Record that all loops of a folder, or those named `what`, have been compiled for this processor."""
     if (place := cache_directory(folder)) is not None:
-        _completion_mark(place).touch()
+        _completion_mark(place, what).touch()
 
 
-def _completion_mark(place: Path) -> Path:
+def _completion_mark(place: Path, what: str) -> Path:
     """Return the path of a file named by everything beside the sources that compiled code depends on.
 
     numba checks the same for each loop, but importing it takes longer than a start may wait.
@@ -333,7 +334,7 @@ def _completion_mark(place: Path) -> Path:
     numba = find_spec("numba")
     assert numba is not None
     assert numba.origin is not None
-    facts = [sys.version, platform.machine(), numba.origin, str(os.stat(numba.origin).st_mtime_ns)]
+    facts = [what, sys.version, platform.machine(), numba.origin, str(os.stat(numba.origin).st_mtime_ns)]
     facts += [
         f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("NUMBA_", "RAMIFORM_CPU"))
     ]

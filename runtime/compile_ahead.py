@@ -4,6 +4,9 @@
 
 Modules with loops are found by their decorator, and loops register themselves, so a new one needs no entry here. A
 module whose loops have no known signatures, or are made by functions, defines `compile_ahead()`, which is called.
+
+The products of a file's block formats are compiled by a child that starts before its parent imports torch: an answer
+needs them (docs/inside/decisions/0013). They import no torch either.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +39,8 @@ PACKAGES: dict[LoopGroup, str] = {
     "grammars": "ramiform.constrained",
     "drafts": "ramiform.runtime.scheduler.drafts.suffix",
 }
+_PRODUCTS_FOLDER = _ROOT / "kernels/cpu"
+PRODUCTS = "products"  # as a child's first argument: of the block formats that follow
 COMPILING_MESSAGE = "compiling loops for this processor, once: one to three minutes"
 
 
@@ -121,6 +126,19 @@ def _announced(message: str) -> Iterator[None]:
         logger.info("compiled loops in %.1f s", time.monotonic() - start)
 
 
+def uncompiled_products(formats: Iterable[str]) -> list[str]:
+    """Return those names of block formats whose products are not known to load from disk, sorted."""
+    return [name for name in sorted(formats) if not loops.is_complete(_PRODUCTS_FOLDER, name)]
+
+
+def _compile_products(formats: Sequence[str]) -> None:
+    from ..kernels.cpu.products.block_panels import load_block_products
+
+    for name in formats:
+        load_block_products([name])
+        loops.mark_complete(_PRODUCTS_FOLDER, name)
+
+
 def _end_with_parent() -> None:
     """End this process when its standard input closes: what it has compiled so far is on disk."""
     os.read(sys.stdin.fileno(), 1)
@@ -128,13 +146,16 @@ def _end_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Compile all loops; or one group, silently and as a child, which ends with its parent."""
+    """Compile all loops; or silently, as a child that ends with its parent, a group or the products of formats."""
     if not arguments:
         logging.basicConfig(level="INFO", format="%(message)s")
         compile_loops()
         return
-    [group] = arguments
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    group, *formats = arguments
+    if group == PRODUCTS:
+        _compile_products(formats)
+        return
     compile_group(next(name for name in get_args(LoopGroup) if name == group))
 
 

@@ -32,3 +32,28 @@ def address_of(_: Any, array: Any) -> Any:
         return builder.ptrtoint(data, ir.IntType(64))
 
     return types.int64(array), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def put(_: Any, address: Any, value: Any) -> Any:
+    """Write an integer or float of any type at an address, which need not be aligned.
+
+    Buffers of bytes hold several types, and numba's views of another type compile slowly.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+        place, number = arguments
+        builder.store(number, builder.inttoptr(place, number.type.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def get(_: Any, address: Any) -> Any:
+    """Read an int64 at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], arguments[0].type.as_pointer()))
+
+    return types.int64(types.int64), generate

@@ -96,6 +96,8 @@ def load_core(
         )
     engine = _load_engine(config, path, name, lead)
     config = msgspec.structs.replace(resolve_speculation(config, path), max_running=engine.info.max_running)
+    if loader is not None:
+        loader.wait_for_products()
     engine.warm_up()
     info = _model_info(config, path, name, engine)
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]

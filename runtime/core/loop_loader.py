@@ -4,8 +4,8 @@ Plain torch computes for the kernels, Python interprets the grammars' loops, and
 this machine has never compiled are compiled by child processes once the core is ready, those of drafts last. The core
 loads them from disk in a thread, and switches to the kernels between two steps.
 
-Quantised weights have no other way to be multiplied. Their products are few loops, which a thread of this process
-compiles while the weights are read.
+Quantised weights have no other way to be multiplied. A child compiles the few loops of block formats from the core's
+start on (`compile_child.start_products`), a thread of this process those of other weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 
 from ... import loops
-from ..compile_ahead import COMPILING_MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
+from ..compile_ahead import (
+    COMPILING_MESSAGE,
+    PACKAGES,
+    LoopGroup,
+    is_cacheable,
+    is_compiled,
+)
 from ..engine import ForwardEngine
-from ..processes import parent_watchdog
+from .compile_child import compile_command, start_child
 from .service import Reply, Service
 
 logger = logging.getLogger("ramiform.core")
@@ -45,17 +51,19 @@ LOOPS_POLL_MS = 50  # polling interval of an idle core while the kernels' loops 
 _NICENESS = 10  # of the processes that compile: answers come first
 
 
-def compile_command(group: LoopGroup) -> list[str]:
-    """Return the command that compiles a group of loops into the cache."""
-    return [*parent_watchdog.child_command("ramiform.runtime.compile_ahead"), group]
-
-
 class LoopLoader:
     """Compiles and loads loops in threads, from `load` on; `start` makes this process compute without them."""
 
-    def __init__(self, command: Callable[[LoopGroup], list[str]] = compile_command) -> None:
-        self._command = command
+    def __init__(
+        self,
+        command: Callable[[LoopGroup], list[str]] = compile_command,
+        products: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """`products` is a child that compiles products of quantised weights already."""
+        self._command, self._products = command, products
         self._may_load = threading.Event()
+        self._products_loaded = threading.Event()  # set while there are none to wait for
+        self._products_loaded.set()
         self._loading = threading.Lock()  # one group after the other: two threads that import take turns, and both wait
         self._loaded: dict[LoopGroup, threading.Event] = {group: threading.Event() for group in PACKAGES}
         self._announcing = threading.Lock()
@@ -82,13 +90,19 @@ class LoopLoader:
             threading.Thread(target=self._prepare, args=(group,), name=f"loops of {group}", daemon=True).start()
 
     def start_products(self, formats: Iterable[str]) -> None:
-        """Begin to compile or load the loops that multiply quantised weights, those of block formats too.
+        """Begin to compile or load the loops that multiply quantised weights: those of block formats, or without any
+        those of other weights.
 
-        They are not postponed: who calls one waits for it.
+        They are not postponed: who calls one waits for it, and compiles it if `wait_for_products` has not been called.
         """
+        self._products_loaded.clear()
         threading.Thread(
             target=self._load_products, args=(sorted(formats),), name="loops of products", daemon=True
         ).start()
+
+    def wait_for_products(self) -> None:
+        """Wait until the loops that `start_products` began with are loaded, or cannot be."""
+        self._products_loaded.wait()
 
     def load(self) -> None:
         """Compile what is not on disk, then import it. Call it when the core is ready, which either would delay."""
@@ -107,12 +121,22 @@ class LoopLoader:
         self._loaded["grammars"].wait()
 
     def _load_products(self, formats: Sequence[str]) -> None:
-        from ...kernels.cpu.products.matmul import load_products  # here, because it imports numba
+        # Here, because these import numba:
+        from ...kernels.cpu.products import block_panels
 
         try:
-            load_products(formats)
+            if self._products is not None and (status := self._products.wait()):
+                logger.warning("compiling products ended with status %d; they are compiled here", status)
+            if formats:
+                block_panels.load_block_products(formats)
+            else:
+                from ...kernels.cpu.products.matmul import load_products
+
+                load_products()
         except Exception:  # the first product compiles them, and raises it
             logger.exception("the compiled loops of products cannot be loaded ahead")
+        finally:
+            self._products_loaded.set()
 
     def _prepare(self, group: LoopGroup) -> None:
         try:
@@ -142,13 +166,7 @@ class LoopLoader:
         if is_compiled(group) or not is_cacheable(group):
             return
         self._announce(group, starts=True)
-        with subprocess.Popen(
-            self._command(group),
-            stdin=subprocess.PIPE,  # closes when this process ends, and the child ends too
-            stdout=sys.stderr,
-            env=parent_watchdog.child_environment(),
-            start_new_session=True,
-        ) as process:
+        with start_child(self._command(group)) as process:
             with contextlib.suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             status = process.wait()

@@ -1,12 +1,13 @@
 """Entry point of the core process: receives requests, plans and runs steps, and sends tokens back.
 
-Run as a module by the frontend. All I/O of the scheduler's side is here.
+`processes.core_main` calls it. All I/O of the scheduler's side is here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
 import sys
 import time
 import traceback
@@ -19,6 +20,7 @@ from ..engine import ForwardEngine
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import build_rank_zero_engine
 from ..processes import logs, parent_watchdog
+from ..protocol.config import RuntimeConfig
 from ..protocol.core import Abort, CoreReply, FromCore, ToCore
 from ..protocol.errors import RamiformError, RuntimeFailed
 from .frontend_socket import FrontendSocket
@@ -113,8 +115,8 @@ def start_collections() -> None:
     gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTION_INTERVAL, BUSY_COLLECTION_INTERVAL)
 
 
-def main() -> int:
-    config = parent_watchdog.read_config(sys.stdin.buffer)
+def main(config: RuntimeConfig, products: subprocess.Popen[bytes] | None = None) -> int:
+    """Load a core and serve until the end; return the exit status. `products` compiles loops that its model needs."""
     ranks = RankProcesses()
     parent_watchdog.exit_with_parent(
         sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir, on_quit=ranks.quit
@@ -127,7 +129,7 @@ def main() -> int:
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
-        loader = LoopLoader()
+        loader = LoopLoader(products=products)
         core = load_core(config.core, partial(build_rank_zero_engine, config, ranks), loader)
         ranks.serve()
         start_collections()
@@ -149,7 +151,3 @@ def main() -> int:
         link.fail(RuntimeFailed(f"the core stopped on an error of its own: {type(error).__name__}: {error}"))
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    parent_watchdog.exit_now(main())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
 from .gguf.file import is_gguf
-from .linear import Destination
+from .linear import Destination, Linear
 from .parallel.group import SINGLE_RANK, Group
 from .parallel.shard import Shard
 from .parallel.stage import Stage
@@ -71,9 +72,25 @@ def load_model(
         raise CheckpointError(path, str(error)) from None
     _fill(path, config, parts, on_progress, stage=group.stage, shard=group.shard)
     del parts  # it holds the layers' first memory, which `finish` replaces
-    for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
-        linear.finish()
+    _finish([*parameters.linears(), *parameters.packed_vocabulary()], device)
     return Decoder(config, parameters, ops, group)
+
+
+def _finish(linears: Sequence[Linear], device: torch.device) -> None:
+    """Give the layers' weights the form in which they are multiplied; on a CPU several layers at once, each by one
+    thread: operators are small, and a start has other work for the processors."""
+    each = {id(linear): linear for linear in linears}.values()  # an embedding may be the head too
+    num_threads = torch.get_num_threads()
+    if device.type != "cpu" or num_threads == 1:
+        for linear in each:
+            linear.finish()
+        return
+    try:
+        with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(lambda linear: linear.finish(), each):
+                pass
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _with_blocks_of_device(config: ModelConfig) -> ModelConfig:

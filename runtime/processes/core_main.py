@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 
+from ..core.compile_child import start_products
 from . import parent_watchdog
 from .deferred_imports import defer_parts_of_torch
 
@@ -23,12 +24,14 @@ def _share_heap() -> None:
 
 
 def main() -> int:
+    config = parent_watchdog.read_config(sys.stdin.buffer)
+    products = start_products(config.core)  # first: it compiles while this process imports and loads
     _share_heap()
     gc.disable()  # until the model is loaded: collections would walk what importing makes, and free nothing of it
     defer_parts_of_torch()
     from ..core.main import main as run_core
 
-    return run_core()
+    return run_core(config, products)
 
 
 if __name__ == "__main__":

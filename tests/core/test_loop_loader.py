@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import gguf
 import msgspec
+import numpy as np
 import pytest
 from numba.core import event
 
 from ramiform import loops
+from ramiform.kernels.cpu.products import block_matmul
 from ramiform.runtime import compile_ahead
-from ramiform.runtime.core import loop_loader
+from ramiform.runtime.core import compile_child, loop_loader
 from ramiform.runtime.core.loop_loader import LoopLoader
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.engine import ForwardEngine
@@ -152,7 +157,88 @@ def test_a_start_with_quantised_weights_loads_the_loops_of_products_only() -> No
     done = subprocess.run([sys.executable, "-P", "-c", LOADED], capture_output=True, text=True, check=True)
     names = {name.removeprefix("ramiform.kernels.cpu.") for name in done.stdout.split()}
     assert "products.matmul" in names
-    assert names <= {"products.matmul", "products.packed_matrix", "bfloat16", "compiled"}
+    assert names <= {"products.matmul", "products.block_panels", "products.packed_matrix", "bfloat16", "compiled"}
+
+
+def test_what_the_products_of_block_formats_compile_imports_no_torch() -> None:
+    script = (
+        "import sys\nfrom ramiform.runtime.core import compile_child\n"
+        "from ramiform.kernels.cpu.products import block_matmul, block_panels\n"
+        "print(sorted({'torch', 'triton', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.fixture
+def q8_file(tmp_path: Path) -> Path:
+    """A GGUF file with tensors of 32-bit floats and of Q8_0."""
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    numbers = np.ones((32, 64), np.float32)
+    writer.add_tensor("output_norm.weight", numbers[0])
+    blocks = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("token_embd.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tmp_path / "tiny.gguf"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[list[str]]]:
+    """The arguments of children that would compile products; the cache is empty."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    loops.cache_directory.cache_clear()
+    found: list[list[str]] = []
+    monkeypatch.setattr(compile_child, "start_child", found.append)
+    monkeypatch.setattr(compile_child, "compile_command", lambda *arguments: list(arguments))
+    yield found
+    loops.cache_directory.cache_clear()
+
+
+def test_the_products_of_a_files_formats_are_compiled_from_the_start_and_once(
+    q8_file: Path, started: list[list[str]]
+) -> None:
+    config = CoreConfig(model=str(q8_file), device="cpu")
+    compile_child.start_products(config)
+    assert started == [["products", "Q8_0"]]
+    loops.mark_complete(compile_ahead._PRODUCTS_FOLDER, "Q8_0")  # as the child does
+    assert compile_child.start_products(config) is None
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    "setting", [{"deterministic": True}, {"wait_for_loops": True}, {"device": "cuda"}, {"quantize": "int8"}], ids=str
+)
+def test_a_start_that_needs_no_products_of_blocks_compiles_none(
+    q8_file: Path, started: list[list[str]], setting: dict[str, Any]
+) -> None:
+    config = msgspec.structs.replace(CoreConfig(model=str(q8_file), device="cpu"), **setting)
+    assert compile_child.start_products(config) is None
+    assert started == []
+
+
+@pytest.mark.parametrize("model", [None, "no/such/file.gguf"])
+def test_models_without_blocks_and_missing_files_start_no_child(model: str | None, started: list[list[str]]) -> None:
+    assert compile_child.start_products(CoreConfig(model=model, device="cpu")) is None
+    assert started == []
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_core_waits_for_the_child_that_compiles_products(status: int, tmp_path: Path) -> None:
+    """A child that fails leaves the compilation to the core."""
+    done = tmp_path / "done"
+    child = subprocess.Popen([sys.executable, "-c", WAIT, str(done), str(status)])
+    loader = LoopLoader(lambda _group: pytest.fail("compiles a group"), products=child)
+    loader.start_products(["Q8_0"])
+    waiting = threading.Thread(target=loader.wait_for_products)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    done.touch()
+    waiting.join(120)
+    assert not waiting.is_alive()
+    assert block_matmul._compiled_loop.cache_info().currsize > 0
 
 
 @pytest.mark.slow

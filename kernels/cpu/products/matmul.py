@@ -11,26 +11,23 @@ Legend: T rows, C inputs, N outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from .... import loops
 from ..bfloat16 import float32_to_bfloat16
 from ..compiled import Floats, Ints, compiled
 from ..instructions import HOST
-from ..pointers import pointer_to
+from ..pointers import pointer_to, put
 from ..thread_pool import num_threads, run_tasks
-from .block_formats import GROUP
+from .block_panels import GROUP_BYTES, multiply_sections, round_rows, scale_of
 from .packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
@@ -45,7 +42,7 @@ from .packed_matrix import (
     list_bytes,
     set_apart,
 )
-from .tile import F32, I8, I32, I64, PREFETCH_BYTES
+from .tile import PREFETCH_BYTES
 from .tile_kernels import tile_kernels
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
@@ -79,60 +76,8 @@ _AHEAD_LINES = HOST.ahead_lines
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
+Part = Callable[[int, int], object]
 _halves = pointer_to(types.uint16)
-_GROUP_INTS = ir.VectorType(I32, GROUP)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def put(_: Any, address: Any, value: Any) -> Any:
-    """Write an integer or float of any type at an address, which need not be aligned.
-
-    Buffers of bytes hold several types, and numba's views of another type compile slowly.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
-        place, number = arguments
-        builder.store(number, builder.inttoptr(place, number.type.as_pointer())).align = 1
-        return context.get_dummy_value()
-
-    return types.void(types.int64, value), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def get(_: Any, address: Any) -> Any:
-    """Read an int64 at an address."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], arguments[0].type.as_pointer()))
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _call_block_loop(
-    _: Any,
-    address: Any,
-    codes: Any,
-    panel_bytes: Any,
-    units: Any,
-    bias: Any,
-    x: Any,
-    x_bytes: Any,
-    T: Any,
-    y: Any,
-    y_bytes: Any,
-    outputs: Any,
-    panels: Any,
-) -> Any:
-    """Call a loop of `block_matmul`, which is compiled when a format is first used."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        place, *rest = arguments
-        kind = ir.FunctionType(ir.VoidType(), [number.type for number in rest])
-        builder.call(builder.inttoptr(place, kind.as_pointer()), rest)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 12), generate
 
 
 @compiled("int64(int64[::1])")
@@ -152,7 +97,7 @@ def _row_bytes(descriptor: Ints) -> int:
     if kind >= INT8:
         groups = (inputs + descriptor[3] - 1) // descriptor[3]
         if kind == BLOCKS:
-            return groups * (descriptor[3] + 12)  # type: ignore[no-any-return]
+            return groups * GROUP_BYTES  # type: ignore[no-any-return]
         return groups * (descriptor[3] + 8) + list_bytes(groups)  # type: ignore[no-any-return]
     return 0
 
@@ -161,14 +106,6 @@ def _row_bytes(descriptor: Ints) -> int:
 def prepared_size(descriptor: Ints, num_rows: int) -> int:
     """Return the bytes that prepared rows take."""
     return _row_bytes(descriptor) * num_rows
-
-
-@loops.compiled("float32(int64)", error_model="numpy")
-def _scale(largest: int) -> np.float32:
-    """Return the scale of numbers whose largest magnitude has these bits; NaN if that is not finite."""
-    if largest >= np.int64(0x7F800000):
-        return np.float32(np.nan)
-    return np.int32(largest).view(np.float32) / np.float32(127)  # type: ignore[no-any-return]
 
 
 @loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
@@ -186,7 +123,7 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
         for i in range(len(x_G)):
             magnitude = np.int32(np.float32(x_G[i]).view(np.int32) & np.int32(0x7FFFFFFF))
             largest = np.int32(max(largest, magnitude))
-        scale = _scale(largest)
+        scale = scale_of(largest)
         inverse = np.float32(1) / scale if scale >= np.float32(1e-30) else np.float32(0)
         total, magnitudes = np.int32(0), np.int32(0)
         for i in range(len(x_G)):
@@ -198,7 +135,7 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
         if inverse > np.float32(0) and 127 * len(x_G) > LARGE_RATIO * magnitudes:
             others = set_apart(x_G, codes_G, magnitudes, g * group, groups, large)
             if others >= 0:
-                scale = _scale(others)
+                scale = scale_of(others)
                 inverse = np.float32(1) / scale if scale >= np.float32(1e-30) else np.float32(0)
                 total = np.int32(0)
                 for i in range(len(x_G)):
@@ -213,73 +150,18 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
         put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _largest_magnitude(_: Any, x: Any) -> Any:
-    """Return the bits of the largest magnitude of the GROUP floats at an address."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        bits = builder.load(builder.inttoptr(arguments[0], _GROUP_INTS.as_pointer()))
-        bits.align = 4
-        magnitudes = builder.and_(bits, ir.Constant(_GROUP_INTS, [0x7FFFFFFF] * GROUP))
-        kind = ir.FunctionType(I32, [_GROUP_INTS])
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.smax.v{GROUP}i32")
-        return builder.zext(builder.call(function, [magnitudes]), I64)
-
-    return types.int64(x), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _write_codes(_: Any, x: Any, inverse: Any, codes: Any, total: Any, half: Any) -> Any:
-    """Write the int8 codes of a group, the floats at `x` times `inverse`, their sum and that of the first half."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        b, (x, inverse, codes, total, half) = builder, arguments
-        floats, numbers = ir.VectorType(F32, GROUP), list(range(GROUP))
-        values = b.load(b.inttoptr(x, floats.as_pointer()))
-        values.align = 4
-        nothing = ir.Constant(floats, ir.Undefined)
-        same = ir.Constant(_GROUP_INTS, [0] * GROUP)
-        factor = b.shuffle_vector(b.insert_element(nothing, inverse, I32(0)), nothing, same)
-        # Rounded as in `_round_row`.
-        moved = b.fadd(b.fmul(values, factor), ir.Constant(floats, [12582912.0] * GROUP))
-        found = b.sub(b.bitcast(moved, _GROUP_INTS), ir.Constant(_GROUP_INTS, [0x4B400000] * GROUP))
-        kind = ir.VectorType(I8, GROUP)
-        b.store(b.trunc(found, kind), b.inttoptr(codes, kind.as_pointer())).align = 1
-        for size, to in ((GROUP, total), (GROUP // 2, half)):
-            some = ir.VectorType(I32, size)
-            part = b.shuffle_vector(found, found, ir.Constant(some, numbers[:size]))
-            function = cgutils.get_or_insert_function(
-                b.module, ir.FunctionType(I32, [some]), f"llvm.vector.reduce.add.v{size}i32"
-            )
-            b.store(b.call(function, [part]), b.inttoptr(to, I32.as_pointer())).align = 4
-        return _context.get_dummy_value()
-
-    return types.void(x, inverse, codes, total, half), generate
-
-
-@loops.compiled("void(int64, int64, int64)", error_model="numpy")  # without fused operations
-def _round_for_blocks(x: int, groups: int, out: int) -> None:
-    """Write the codes, scales and sums of the row at address `x` as `_round_row` does, and then the int32 sum of the
-    first half of each group's codes; some scales of `block_formats` have half a group."""
-    scales, sums, half_sums = out + groups * GROUP, out + groups * (GROUP + 4), out + groups * (GROUP + 8)
-    for g in range(groups):
-        scale = _scale(_largest_magnitude(x + 4 * GROUP * g))
-        inverse = np.float32(1) / scale if scale >= np.float32(1e-30) else np.float32(0)
-        put(scales + 4 * g, scale)
-        _write_codes(x + 4 * GROUP * g, inverse, out + GROUP * g, sums + 4 * g, half_sums + 4 * g)
-
-
 @compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
 def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, prepared: Bytes) -> None:
     """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows."""
     kind, C, size = descriptor[0], descriptor[2], _row_bytes(descriptor)
+    if kind == BLOCKS:
+        round_rows(x_TC.ctypes.data, C, first_row, last_row, prepared.ctypes.data)
+        return
     if size == 0:
         return
     for t in range(first_row, last_row):
         row = prepared.ctypes.data + t * size
-        if kind == BLOCKS:
-            _round_for_blocks(x_TC[t].ctypes.data, C // GROUP, row)
-        elif kind >= INT8:
+        if kind >= INT8:
             _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
         elif kind == BFLOAT16_ROWS:
             x_C, out_C = x_TC[t], carray(_halves(row), (C,))
@@ -313,28 +195,7 @@ def _multiply_panels(
     """Multiply by the panels of a descriptor; x is the address of the rows as they are read."""
     y_bytes = N * 4
     if kind == BLOCKS:
-        begin = 0
-        for section in range(scales):
-            table = codes + 40 * section
-            end = get(table)
-            first, last = max(first_panel, begin), min(last_panel, end)
-            if first < last:
-                panel_bytes = get(table + 16)
-                _call_block_loop(
-                    get(table + 32),
-                    get(table + 8) + (first - begin) * panel_bytes,
-                    panel_bytes,
-                    get(table + 24),
-                    bias + first * WIDTH * 4,
-                    x,
-                    x_bytes,
-                    T,
-                    y + first * WIDTH * 4,
-                    y_bytes,
-                    N - first * WIDTH,
-                    last - first,
-                )
-            begin = end
+        multiply_sections(N, codes, scales, bias, x, x_bytes, T, y, first_panel, last_panel)
         return
     scale_bytes, base_bytes, lanes = 0, 0, 1  # 32-bit lanes of an output in a step
     if kind < INT8:
@@ -471,28 +332,49 @@ def multiply(descriptor: Ints, x_TC: Floats, y_TN: Floats) -> None:
 
 def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
     """Return `x w^T + bias` as [T, N] in the dtype of x, float32 or bfloat16, by all threads of the pool."""
-    descriptor, x = matrix.descriptor, x_TC.float().contiguous().numpy()
-    y_TN = torch.empty((len(x), matrix.outputs), dtype=torch.float32)
-    y, prepared = y_TN.numpy(), np.empty(prepared_size(descriptor, len(x)), np.uint8)
-    count = _num_parts(matrix, len(x))
-    if count == 1:
-        multiply(descriptor, x, y)
+    T, x_TC32 = len(x_TC), x_TC.float().contiguous()
+    y_TN = torch.empty((T, matrix.outputs), dtype=torch.float32)
+    parts = _block_parts if matrix.descriptor[0] == BLOCKS else _parts
+    prepare, multiply_range = parts(matrix.descriptor, x_TC32, y_TN)
+    if (count := _num_parts(matrix, T)) == 1:
+        prepare(0, T)
+        multiply_range(0, matrix.num_panels)
     else:
-        if len(prepared):
-            rows = [len(x) * part // count for part in range(count + 1)]
-            run_tasks([partial(prepare_rows, descriptor, x, *part, prepared) for part in pairwise(rows)])
+        rows = [T * part // count for part in range(count + 1)]
+        run_tasks([partial(prepare, *part) for part in pairwise(rows)])
         panels = [matrix.num_panels * part // (_PARTS * count) for part in range(_PARTS * count + 1)]
-        run_tasks([partial(multiply_panels, descriptor, x, prepared, y, *part) for part in pairwise(panels)])
+        run_tasks([partial(multiply_range, *part) for part in pairwise(panels)])
     return y_TN.to(x_TC.dtype)
 
 
-def load_products(formats: Iterable[str]) -> None:
-    """Compile or load what `packed_matmul` calls, and the loops of these block formats."""
-    from .block_matmul import loop_address  # here, because its loops call these
+def _parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
+    """Return the two parts of a product, each for a range: the preparation of rows and the products with panels."""
+    x, y = x_TC.numpy(), y_TN.numpy()
+    prepared = np.empty(prepared_size(descriptor, len(x)), np.uint8)
 
-    for name in formats:
-        loop_address(name)
-    for loop in (num_panels, prepared_size, prepare_rows, multiply_panels, multiply):
+    def prepare(first: int, last: int) -> None:
+        if len(prepared):
+            prepare_rows(descriptor, x, first, last, prepared)
+
+    return prepare, partial(multiply_panels, descriptor, x, prepared, y)
+
+
+def _block_parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
+    """Return the parts of a product with block formats, by the few loops of `block_panels`."""
+    _, N, C, group, table, sections, _, bias = descriptor.tolist()
+    row_bytes = C // group * GROUP_BYTES
+    prepared = torch.empty(len(x_TC) * row_bytes, dtype=torch.uint8)  # kept by the first part
+
+    def prepare(first: int, last: int) -> None:
+        round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr())
+
+    rest = bias, prepared.data_ptr(), row_bytes, len(x_TC), y_TN.data_ptr()
+    return prepare, partial(multiply_sections, N, table, sections, *rest)
+
+
+def load_products() -> None:
+    """Compile or load what `packed_matmul` calls for other weights than those of block formats."""
+    for loop in (num_panels, prepared_size, prepare_rows, multiply_panels):
         cast(loops.Loop, loop).load()
 
 

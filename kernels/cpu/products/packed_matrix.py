@@ -26,6 +26,7 @@ from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
 from .block_formats import BLOCK_FORMATS, GROUP
+from .block_rows import decoded, pack_rows
 
 WIDTH = HOST.width
 
@@ -71,7 +72,8 @@ class PackedMatrix:
             self._bias[:outputs] = bias.detach().float().numpy()
         self._arrays: list[NDArray[np.generic]] = []
         self._formats: list[str] = []  # of the sections of BLOCKS
-        self.descriptor: NDArray[np.int64] = np.array(
+        self._sections: torch.Tensor | None = None  # int64 [sections, 5] of BLOCKS, until they have their loops
+        self._descriptor: NDArray[np.int64] = np.array(
             [kind, outputs, inputs, group, 0, 0, 0, self._bias.ctypes.data], np.int64
         )
 
@@ -135,8 +137,6 @@ class PackedMatrix:
 
         Raises ValueError where another part than the last does not fill its panels.
         """
-        from .block_matmul import loop_address  # here, because it imports the product loops
-
         if any(len(rows) % WIDTH for _, rows in parts[:-1]):
             raise ValueError(f"parts of {[len(rows) for _, rows in parts]} outputs: panels take {WIDTH}")
         block = BLOCK_FORMATS[parts[0][0]]
@@ -144,20 +144,30 @@ class PackedMatrix:
         packed = cls(BLOCKS, sum(len(rows) for _, rows in parts), inputs, GROUP, bias)
         sections, end = [], 0
         for name, rows in parts:
-            made = BLOCK_FORMATS[name].pack(rows, WIDTH)
-            panels = zeros_in_huge_pages(made.shape, made.dtype).copy_(made)
+            panels = pack_rows(BLOCK_FORMATS[name], rows, WIDTH)
             packed._arrays.append(panels.numpy())
             end += len(panels)
-            sections.append([end, panels.data_ptr(), panels[0].nbytes, panels.shape[1], loop_address(name)])
-        packed._hold(4, torch.tensor(sections))
-        packed._formats = [name for name, _ in parts]
-        packed.descriptor[5] = len(parts)
+            sections.append([end, panels.data_ptr(), panels[0].nbytes, panels.shape[1], 0])
+        packed._sections, packed._formats = torch.tensor(sections), [name for name, _ in parts]
+        packed._hold(4, packed._sections)
+        packed._descriptor[5] = len(parts)
         return packed
+
+    @property
+    def descriptor(self) -> NDArray[np.int64]:
+        """The numbers by which loops find the matrix. The first use waits for the loops of its block formats."""
+        if self._sections is not None:
+            from .block_matmul import loop_address  # here, because it imports the product loops
+
+            for section, name in enumerate(self._formats):
+                self._sections[section, 4] = loop_address(name)
+            self._sections = None
+        return self._descriptor
 
     def weights(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight in float32 [len(outputs), C], of a matrix of one block format."""
         [name] = self._formats
-        return BLOCK_FORMATS[name].weights(torch.from_numpy(self._arrays[0]), outputs, WIDTH)
+        return decoded(BLOCK_FORMATS[name], torch.from_numpy(self._arrays[0]), outputs, WIDTH)
 
     def _by_output(self, numbers_N: torch.Tensor) -> torch.Tensor:
         """Return float32 [P, W]."""
@@ -185,7 +195,7 @@ class PackedMatrix:
     def _hold(self, place: int, array: torch.Tensor) -> None:
         """Keep an array, and write its address to the descriptor."""
         self._arrays.append(array.numpy())
-        self.descriptor[place] = array.data_ptr()
+        self._descriptor[place] = array.data_ptr()
 
     def dense(self) -> torch.Tensor:
         """Return the weight [N, C], float32 or bfloat16, of those formats."""
