@@ -48,7 +48,7 @@ _MODULES: dict[LoopGroup, tuple[str, ...]] = {
     "drafts": ("ramiform.runtime.scheduler.drafts.suffix",),
 }
 LOOPS_POLL_MS = 50  # polling interval of an idle core while the kernels' loops are being loaded
-_NICENESS = 10  # of the processes that compile: answers come first
+_NICENESS = 19  # of the processes that compile: answers come first
 
 
 class LoopLoader:
@@ -167,8 +167,7 @@ class LoopLoader:
             return
         self._announce(group, starts=True)
         with start_child(self._command(group)) as process:
-            with contextlib.suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            _give_way(process.pid)
             status = process.wait()
         if status:
             logger.warning("compiling the loops of %s ended with status %d; they are compiled here", group, status)
@@ -191,6 +190,14 @@ class LoopLoader:
             print(f"ramiform: {message}", file=sys.stderr, flush=True)
         else:
             logger.warning(message)
+
+
+def _give_way(pid: int) -> None:
+    """Let a process have what processors the others leave."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
+    with contextlib.suppress(OSError, AttributeError):  # Linux: it does not delay a thread that wakes up
+        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
 
 
 class KernelSwitch(Service):

@@ -117,7 +117,7 @@ def build_engine(
         context_length=context_length,
         max_running=max_running,
         kv_scales=scales,
-        threads=CpuThreads(resolved.num_weights, fixed=config.deterministic) if device.type == "cpu" else None,
+        threads=_threads(config, resolved) if device.type == "cpu" else None,
         path=path,
     )
 
@@ -221,6 +221,11 @@ def _load(config: CoreConfig, path: Path, resolved: _Resolved, on_progress: Prog
         on_progress=on_progress,
         group=resolved.group,
     )
+
+
+def _threads(config: CoreConfig, resolved: _Resolved) -> CpuThreads:
+    packed = config.quantize is not None or resolved.whole_config.quantisation is not None
+    return CpuThreads(resolved.num_weights, fixed=config.deterministic, packed=packed)
 
 
 class _GraphsFactory(Protocol):

@@ -12,19 +12,21 @@ import torch
 from ...kernels.cpu import thread_pool
 
 _MIN_WORK = 400_000_000  # tokens times parameters of a step from which on several threads pay: some 10 ms
+_MIN_TOKENS = 64  # of such a step where compiled loops multiply the weights: what is left to torch is small
 _SMALL = 50_000_000  # parameters; below it few steps are large
 
 
 class CpuThreads:
     """Sets one thread for small steps, and for large ones as many as the process had at construction.
 
-    `fixed` keeps one number for all steps, because the division of a product among threads may change its sums.
+    `fixed` keeps one number for all steps, because the division of a product among threads may change its sums. With
+    `packed` weights, compiled loops multiply them, by threads of their own.
     """
 
-    def __init__(self, num_parameters: int, *, fixed: bool = False) -> None:
+    def __init__(self, num_parameters: int, *, fixed: bool = False, packed: bool = False) -> None:
         self._current = torch.get_num_threads()
         self._max_threads = 1 if fixed and num_parameters < _SMALL else self._current
-        self._min_tokens = 0 if fixed else -(-_MIN_WORK // num_parameters)
+        self._min_tokens = 0 if fixed else max(-(-_MIN_WORK // num_parameters), _MIN_TOKENS if packed else 0)
         thread_pool.set_num_threads(self._max_threads)
 
     def choose(self, num_tokens: int) -> None:

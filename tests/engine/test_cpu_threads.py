@@ -40,3 +40,14 @@ def test_a_model_of_billions_uses_all_threads_for_a_single_token() -> None:
     threads = CpuThreads(num_parameters=8_000_000_000)
     threads.choose(1)
     assert torch.get_num_threads() == 2
+
+
+def test_small_steps_of_packed_weights_use_one_thread_whatever_their_number() -> None:
+    """The products have threads of their own; torch's would wait for each other in hundreds of small operators."""
+    torch.set_num_threads(2)
+    threads = CpuThreads(num_parameters=8_000_000_000, packed=True)
+    seen = []
+    for num_tokens in (1, 63, 64):
+        threads.choose(num_tokens)
+        seen.append(torch.get_num_threads())
+    assert seen == [1, 1, 2]
