@@ -32,17 +32,19 @@ class StateHandle:
     A fork holds its parent: the fork must be played before the parent goes, and its text begins with the parent's.
     """
 
+    number = 0  # of the runtime's state; 0: it has none yet
+
     def __init__(self, execution: Execution, parent: StateHandle | None = None) -> None:
         self.execution = execution
-        self.log = OperationLog(execution.about_to_wait)
-        self.number = execution.attach(self.log)
         self._parent = parent
         self._forked_at = 0  # number of the parent's operations that this state begins with
         self._is_detached = False
+        self.log = OperationLog(execution.about_to_wait)
+        self.number = execution.attach(self.log)
 
     def __del__(self) -> None:
         # At exit the connection closes all its states at once.
-        if "_is_detached" in self.__dict__ and not sys.is_finalizing():
+        if self.number and not sys.is_finalizing():
             self._detach()
             self.execution.forget(self.number)
 

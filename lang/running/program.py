@@ -129,10 +129,9 @@ class Program(DeclaredProgram, Generic[P, R]):
             given, own = split_arguments({k: v for k, v in kwargs.items() if k not in RUN_OPTIONS}, self.parameters)
         with Folded():
             call = self._make_call(args, own, given, False, caller)
-        channel = runner.channel_for(caller, None)
-        if self.is_async and (self._result is not signatures.NOTHING or running_loop() is not None):
-            return self._answer_async(runner.run_async(channel, call))
-        with Folded():
+            channel = runner.channel_for(caller, None)
+            if self.is_async and (self._result is not signatures.NOTHING or running_loop() is not None):
+                return self._answer_async(runner.run_async(channel, call))
             state = runner.run_now(channel, call)
             if self._result is not signatures.NOTHING:
                 return self._converted(state.ret_value)
@@ -329,9 +328,10 @@ class Program(DeclaredProgram, Generic[P, R]):
         own = {**self._bound, **kwargs} if self._bound else dict(kwargs)
         if self._plain is None or not fits(self._plain, args, own):
             check_arguments(self._signature, args, own)
-        check_defaults(given.sampling)
+        if given.sampling:
+            check_defaults(given.sampling)
         given = given.over(self._bound_run)
-        compiled = self.compiled
+        compiled = self._prepared.compiled
         is_whole = compiled is not None and compiled.is_whole
         return runner.ProgramCall(
             self._body,
@@ -346,7 +346,7 @@ class Program(DeclaredProgram, Generic[P, R]):
             caller=caller,
             number=0 if caller is None else next(caller._num_called),
             place="" if caller is None else program_location(),
-            hooks=current_hooks(),
+            hooks=current_hooks() if caller is None else (),  # a part of a run has the run's
         )
 
     def _batch_options(

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -318,15 +317,15 @@ def _finish(state: ProgramState, call: ProgramCall) -> None:
         state._finish()
 
 
-@dataclass(frozen=True)
 class AbandonedOnError:
     """Context manager that abandons the state and describes the exception if its block raises.
 
     Not a generator with `contextmanager`, which sets the exception's traceback: a frozen one refuses that.
     """
 
-    state: ProgramState
-    call: ProgramCall
+    def __init__(self, state: ProgramState, call: ProgramCall) -> None:
+        self.state = state
+        self.call = call
 
     def __enter__(self) -> None:
         """Nothing is acquired."""

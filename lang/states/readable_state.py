@@ -26,6 +26,7 @@ class ReadableState:
     """Base of ProgramState: what can be read of a state, and the end of its program."""
 
     _handle: StateHandle
+    _is_open = False  # whether it has begun in the runtime
 
     def __init__(self) -> None:
         self.ret_value: Any = None  # the return value of the program's function
@@ -36,6 +37,7 @@ class ReadableState:
         self._log = handle.log
         self._reader = StateReader(handle, variables)
         self._handle = handle
+        self._is_open = True
 
     def __repr__(self) -> str:
         """Show the text so far. Never waits and never raises, since notebooks and debuggers call it at any time."""

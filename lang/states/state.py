@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -169,8 +169,10 @@ class FunctionBody:
         self._token = _running.set(self._state)
 
     def __exit__(self, *error: object) -> None:
-        with suppress(ValueError):  # a coroutine that was given up is closed in another context
+        try:
             _running.reset(self._token)
+        except ValueError:  # a coroutine that was given up is closed in another context
+            return
 
 
 class CalledPart(NamedTuple):
@@ -206,6 +208,8 @@ class ProgramState(AppendableState):
     with the program's line, where something that depends on it is read or appended. Earlier answers stay readable.
     """
 
+    _opening: CalledPart | None = None  # how it begins, of a called program and a fresh state
+
     def __init__(
         self,
         handle: StateHandle | None,
@@ -218,7 +222,6 @@ class ProgramState(AppendableState):
         """Without a handle it is of a called program, and begins as `_opening` says where one is used."""
         super().__init__(defaults=defaults, stream=stream, open_role=open_role)
         self._inherited = {} if variables is None else dict(variables)
-        self._opening: CalledPart | None = None
         if handle is not None:
             self._take(handle, {} if variables is None else variables)
         self._num_called = count()  # programs that its function has called, and fresh states
@@ -227,10 +230,11 @@ class ProgramState(AppendableState):
 
         def __getattr__(self, name: str) -> Any:
             """Begin the state of a called program where its handle, log or reader is first used."""
-            if name not in ("_handle", "_log", "_reader") or self.__dict__.get("_opening") is None:
+            # Not by `__dict__`: an object whose dict was asked for reads its attributes slower from then on.
+            if name not in ("_handle", "_log", "_reader") or self._opening is None or self._is_open:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self._begin()
-            return self.__dict__[name]
+            return getattr(self, name)
 
     def _begin(self) -> None:
         """Open the state in the runtime, unless it is. Raises RamiformError if the caller's run has ended."""
@@ -410,16 +414,12 @@ class ProgramState(AppendableState):
             inherited = {name: value for name, value in inherited.items() if name != "num_api_spec_tokens"}
         made = ProgramState(None, defaults={**inherited, **defaults} if defaults else inherited, stream=self._stream)
         caller = self._opened_caller if is_lazy else self
-        made._opening = CalledPart(caller, title, place, key, budget, deferred, time.perf_counter())
-        if not (is_lazy and caller._handle.execution.is_plain):
-            made._opening = made._opening._replace(caller=self)
-            made._opening.begin(made)
+        begins_later = is_lazy and caller._handle.execution.is_plain
+        opening = CalledPart(caller if begins_later else self, title, place, key, budget, deferred, time.perf_counter())
+        made._opening = opening
+        if not begins_later:
+            opening.begin(made)
         return made
-
-    @property
-    def _is_open(self) -> bool:
-        """Return whether the state has begun in the runtime."""
-        return "_handle" in self.__dict__
 
     @property
     def _opened_caller(self) -> ProgramState:
