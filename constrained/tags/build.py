@@ -91,8 +91,10 @@ class _TagCompiler:
     def symbols(self, format: Format, ends: Ends) -> Symbols:
         """Return symbols that derive the texts of a format. `ends` are those of the tag around it."""
         match format:
-            case ConstStringFormat() | TagFormat() | OrFormat():
+            case ConstStringFormat() | TagFormat():
                 return self._choice([format], ends)
+            case OrFormat():  # by identity: many formats may share what follows them, as members in any order
+                return self._once(("or", id(format), ends), lambda: self._choice([format], ends))
             case SequenceFormat(parts=parts):
                 return tuple(symbol for part in parts for symbol in self.symbols(part, ends))
             case RepeatFormat(content=content, least=least, most=most):

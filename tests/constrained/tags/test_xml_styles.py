@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -113,6 +114,132 @@ def test_xgrammar_reads_the_same_parameters(style: str) -> None:
         assert (all(map(matcher.accept_token, text)) and matcher.is_completed()) == accepts(grammar, text), text
 
 
+# How the styles whose values nest in tags write an item or a member around what is in it.
+NESTED_STYLES: dict[str, Callable[[str | None, str, str], str]] = {
+    "cohere_xml": lambda name, kind, inner: (
+        "<cofl:value" + ("" if name is None else f' name="{name}"') + f' type="{kind}">{inner}</cofl:value>'
+    ),
+    "minimax_m3_xml": lambda name, _, inner: "]<]minimax[>[<{0}>{1}]<]minimax[>[</{0}>".format(
+        "item" if name is None else name, inner
+    ),
+}
+TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
+POINT = {"type": "object", "properties": {"x": WHOLE, "name": TEXT}, "required": ["x"]}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "city": TEXT,
+        "kind": {"enum": ["a", "b", 3, None]},
+        "at": {"$ref": "#/$defs/point"},
+        "tags": {"type": "array", "items": TEXT, "maxItems": 2},
+        "rows": {"type": "array", "minItems": 1, "items": {"type": "array", "items": {"$ref": "#/$defs/point"}}},
+        "pair": {"type": "array", "prefixItems": [WHOLE, POINT], "minItems": 2, "items": {"type": "boolean"}},
+        "either": {"anyOf": [TEXT, {"type": "array", "items": WHOLE}]},
+        "none": {"type": "object", "properties": {}},
+    },
+    "required": ["city"],
+    "$defs": {"point": POINT},
+}
+NESTED_VALUES: dict[str, list[Any]] = {
+    "city": ["Bonn", "", "é<", "</cofl:value", "]<]minimax[>", 3],
+    "kind": ["a", 3, None, "c", True],
+    "at": [{"x": 1, "name": "<"}, {"x": 2}, {"name": "q"}, {"x": "1 "}, [], {}],
+    "tags": [[], ["a", ""], ["a"], ["a", "b", "c"], [1, {}], "a"],
+    "rows": [[[]], [[{"x": 1}], [{"x": 2, "name": "b"}, {"x": 3}]], [[{}]], [], [{"x": 1}]],
+    "pair": [[1, {"x": 2}], [1, {"x": 2}, True, False], [1], [{"x": 1}, 2], [1, {"x": 2}, 3]],
+    "either": ["text", [1, 2], [], 3, ["a"], {"x": 1}],
+    "none": [{}, {"x": 1}],
+}
+
+
+def nested(style: str, name: str | None, value: Any) -> str:
+    """Write a value in its tag, and what is in it."""
+    if isinstance(value, dict | list):
+        members = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+        inner = "".join(nested(style, *member) for member in members)
+        return NESTED_STYLES[style](name, "dict" if isinstance(value, dict) else "list", inner)
+    is_text = isinstance(value, str)
+    return NESTED_STYLES[style](name, "raw" if is_text else "json", value if is_text else json.dumps(value))
+
+
+def nested_spec(style: str, schema: Any, **fields: Any) -> StructuralTag:
+    return StructuralTag({"format": {"type": "json_schema", "json_schema": schema, "style": style, **fields}})
+
+
+@pytest.mark.parametrize("style", NESTED_STYLES)
+def test_values_in_nested_tags_agree_with_jsonschema_and_xgrammar(style: str) -> None:
+    """Where a style does not tell types apart, each reading of a text counts: no value here has two."""
+    xgrammar = pytest.importorskip("xgrammar", exc_type=ImportError)  # the extra `backends`
+    info = xgrammar.TokenizerInfo([*BYTES, b"\xff\xff"], vocab_size=257, stop_token_ids=[256])
+    tag = nested_spec(style, NESTED)
+    peer = xgrammar.GrammarCompiler(info, max_threads=1).compile_structural_tag({"type": "structural_tag", **tag.spec})
+    grammar, rng, num_valid = compile_constraint(tag, byte_vocabulary()), random.Random(style), 0
+    for _ in range(200):
+        names = [name for name in NESTED["properties"] if rng.random() < (0.9 if name == "city" else 0.4)]
+        value = {n: rng.choice(NESTED_VALUES[n][: 2 if rng.random() < 0.8 else None]) for n in names}
+        text = "".join(nested(style, *member) for member in value.items()).encode()
+        read = accepts(grammar, text)
+        matcher = xgrammar.GrammarMatcher(peer)
+        assert read == (all(map(matcher.accept_token, text)) and matcher.is_completed()), text
+        num_valid += read
+        valid = jsonschema.Draft202012Validator(NESTED).is_valid(value)
+        is_ambiguous = style == "minimax_m3_xml" and any(
+            names_of in value and isinstance(value[names_of], kinds)
+            for names_of, kinds in (("city", int), ("either", int | dict), ("none", list), ("tags", str | list))
+        )
+        if not is_ambiguous and "none" not in value:
+            assert read == valid, text
+    assert 40 < num_valid < 180
+
+
+def test_blanks_stand_between_nested_tags_as_between_parameters() -> None:
+    grammar = compile_constraint(nested_spec("minimax_m3_xml", NESTED), byte_vocabulary())
+    mark = "]<]minimax[>["
+    for blank, is_read in [("", True), ("\n", True), ("\n\n", False)]:
+        inner = f"{blank}{mark}<x>1{mark}</x>{blank}"
+        text = f"{blank}{mark}<city>{mark}</city>{blank}{mark}<at>{inner}{mark}</at>{blank}"
+        assert accepts(grammar, text.encode()) == is_read, text
+    assert not accepts(grammar, f"{mark}<city>{mark}</city>{mark}<at>{mark}<x> 1{mark}</x>{mark}</at>".encode())
+
+
+def test_nested_members_in_any_order_come_once_and_required_ones_do() -> None:
+    grammar = compile_constraint(nested_spec("cohere_xml", NESTED, any_order=True), byte_vocabulary())
+    for at, is_read in [({"name": "a", "x": 1}, True), ({"x": 1, "name": "a"}, True), ({"name": "a"}, False)]:
+        for order in (1, -1):
+            text = "".join(nested("cohere_xml", *part) for part in [("city", "b"), ("at", at)][::order])
+            assert accepts(grammar, text.encode()) == is_read, text
+
+
+@pytest.mark.parametrize(
+    ("inner", "pointer"),
+    [
+        ({}, ""),
+        ({"type": "object"}, ""),
+        ({"type": "array"}, ""),
+        ({"type": "array", "items": TEXT, "uniqueItems": True}, "/uniqueItems"),
+        ({"type": "array", "items": {"type": "object", "properties": {"b>": {}}}}, "/items/properties/b>"),
+        ({"type": "object", "properties": {"b": {"$ref": "#/properties/a"}}}, "/properties/b"),
+        ({"enum": [{"b": 1}]}, ""),
+        ({"oneOf": [POINT, POINT]}, "/oneOf"),
+        ({"type": "array", "items": TEXT, "minItems": 2, "maxItems": 1}, ""),
+    ],
+)
+def test_what_nested_tags_cannot_write_is_refused_with_its_pointer(inner: Any, pointer: str) -> None:
+    schema = {"type": "object", "properties": {"a": inner}}
+    for style in NESTED_STYLES:
+        with pytest.raises(GrammarError) as caught:
+            compile_constraint(nested_spec(style, schema), byte_vocabulary())
+        assert (caught.value.pointer or "").startswith("/format/json_schema/properties/a" + pointer), str(caught.value)
+
+
+def test_ten_parameters_in_any_order_share_what_follows_them() -> None:
+    schema = {"type": "object", "properties": dict.fromkeys("abcdefghij", WHOLE), "required": ["j"]}
+    spec = {"format": {"type": "json_schema", "json_schema": schema, "style": "qwen_xml", "any_order": True}}
+    grammar = compile_constraint(StructuralTag(spec), byte_vocabulary())
+    for names, is_read in [("jihgfedcba", True), ("aj", True), ("abcdefghi", False), ("jaj", False)]:
+        assert accepts(grammar, "".join(f"<parameter={n}>1</parameter>" for n in names).encode()) == is_read, names
+
+
 def test_parameters_in_any_order_come_once_and_required_ones_do() -> None:
     schema = {"type": "object", "properties": {n: {"type": "integer"} for n in "abc"}, "required": ["a", "b"]}
     spec = {"format": {"type": "json_schema", "json_schema": schema, "style": "qwen_xml", "any_order": True}}
@@ -153,10 +280,8 @@ def test_what_a_style_cannot_write_is_refused_with_its_pointer(schema: Any, poin
     assert (caught.value.pointer or "").startswith("/format/json_schema" + pointer), str(caught.value)
 
 
-@pytest.mark.parametrize("style", ["cohere_xml", "minimax_m3_xml", "yaml"])
-def test_other_styles_are_refused_by_name(style: str) -> None:
-    with pytest.raises(GrammarError, match=style) as caught:
-        compile_constraint(
-            StructuralTag({"format": {"type": "json_schema", "json_schema": SCHEMA, "style": style}}), byte_vocabulary()
-        )
+def test_other_styles_are_refused_by_name() -> None:
+    spec = {"format": {"type": "json_schema", "json_schema": SCHEMA, "style": "yaml"}}
+    with pytest.raises(GrammarError, match="yaml") as caught:
+        compile_constraint(StructuralTag(spec), byte_vocabulary())
     assert caught.value.pointer == "/format/style"
