@@ -189,7 +189,7 @@ class Automaton:
     memory: dict[Any, Any] = field(default_factory=dict)  # caches of front ends, by their own keys
     num_fixed_bytes: int = 0  # of tables that front ends made before the first state, such as automata of terminals
     refused: Refusals = field(default_factory=Refusals)  # alternatives that are too complex
-    has_once: bool = False  # True once a frame that is `once` exists
+    once_frames: set[int] = field(default_factory=set)  # numbers of the frames that are `once`
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
     num_filled: int = 0  # rows, so far
@@ -227,7 +227,8 @@ class Automaton:
             tables.states[number, NUM_RETURNS] = state.num_results
             if state.guarded:
                 tables.states[number, FLAGS] |= GUARDED | (ONCE if state.once else 0)
-            self.has_once = self.has_once or state.once
+            if state.once:
+                self.once_frames.add(number)
         return number
 
     def _successor(self, state: ControlState | int) -> int:
@@ -386,11 +387,6 @@ class Automaton:
     def is_control_state(self, number: int) -> bool:
         """Return True if a number is that of a control state or frame, and not of a state inside a text."""
         return number in self._values
-
-    def is_once(self, frame: int) -> bool:
-        """Return True if a number is that of a frame that is `once`."""
-        value = self._values.get(frame)
-        return isinstance(value, Frame) and value.once
 
     def block(self, key: Hashable, make: Callable[[], Block]) -> int:
         """Add a block, once per key. Returns its base: the number of its local state s is the base plus s."""

@@ -65,6 +65,7 @@ class TokenWalker:
         self.own_scratch = Scratch(self._longest, automaton.tables, vocabulary)
         self._scratches: list[Scratch] = []  # of further walks at the same time, for reuse
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
+        self._nameless: dict[int, NDArray[np.int32]] = {}  # those of `_masks` without tokens that hold a name, by `id`
         self._reach: dict[tuple[int, ...], int] = {}
         self._keys: dict[int, tuple[int]] = {}
         self.may_provide = True  # False: raise NotReadyError where a state is needed
@@ -79,6 +80,7 @@ class TokenWalker:
     def drop_masks(self) -> None:
         """Forget the cached masks."""
         self._masks.clear()
+        self._nameless.clear()
         self._reach.clear()
 
     def scratch(self) -> Scratch:
@@ -91,6 +93,11 @@ class TokenWalker:
         """Keep the arrays of a walk that has ended for others."""
         self._scratches.append(scratch)
 
+    def may_repeat(self, mask: NDArray[np.int32], at: Configuration, cells: NDArray[np.int32]) -> bool:
+        """Return False if no token of a mask can write a name again, whatever the output is."""
+        once = self.automaton.once_frames
+        return bool(once) and (id(mask) not in self._nameless or cells.item(at.top, FRAME) in once)
+
     def without_repeated(
         self,
         mask: NDArray[np.int32],
@@ -100,12 +107,12 @@ class TokenWalker:
     ) -> NDArray[np.int32]:
         """Return a mask without the tokens that repeat a name. Brings `names` up to date with the output."""
         cells, _, history = memory
-        automaton, top, quoted = self.automaton, at.top, self.vocabulary.quoted
-        if not automaton.has_once or not (history or quoted.doubled):
+        top, quoted = at.top, self.vocabulary.quoted
+        if not self.may_repeat(mask, at, cells) or not (history or quoted.doubled):
             return mask
         quoted.read(history, names)
         name, used = b"", NO_NAMES
-        if automaton.is_once(cells.item(top, FRAME)):
+        if cells.item(top, FRAME) in self.automaton.once_frames:
             began = cells.item(top, layout.BEGIN)
             used = names.used_before(history, cells.item(cells.item(top, BELOW), layout.BEGIN), began)
             name = bytes(history[began:])
@@ -151,10 +158,19 @@ class TokenWalker:
         if read >= 0 and self._is_shallow(at, memory.cells):
             now = max(read, self._reach.get(key, 0))
             self._reach[key] = now
-            self._masks[key + self._frames(memory.cells, at.top, now)] = mask
-            if len(self._masks) > self._max_masks:
-                self._masks.popitem(last=False)
+            self._keep(key + self._frames(memory.cells, at.top, now), mask)
         return mask
+
+    def _keep(self, key: tuple[int, ...], mask: NDArray[np.int32]) -> None:
+        """Cache a mask."""
+        dropped = [self._masks.pop(key, None)]
+        self._masks[key] = mask
+        if not self.vocabulary.quoted.any_in(mask):
+            self._nameless[id(mask)] = mask
+        if len(self._masks) > self._max_masks:
+            dropped.append(self._masks.popitem(last=False)[1])
+        for old in dropped:
+            self._nameless.pop(id(old), None)
 
     def _key(self, number: int, counted: int) -> tuple[int, ...]:
         """Return the cache key of a mask without the stack, and fill the state.

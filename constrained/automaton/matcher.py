@@ -184,7 +184,7 @@ class Matcher:
             if walker.automaton.gates:
                 at = walker.alike(at)
             known = walker.known_mask(at, self._cells)
-            if known is not None and not walker.automaton.has_once:
+            if known is not None and not walker.may_repeat(known, at, self._cells):
                 return known
             if known is None and self._is_at_once:
                 raise NotReadyError
