@@ -5,7 +5,7 @@ For given digits, an exponent's meaning has few steps: so exponents are read dig
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -75,12 +75,16 @@ class ExponentStates:
     def _added(self, digits: _Digits, negative: bool, labels: list[int]) -> int:
         """Add the states of exponents of one sign, and return the one before their first digit."""
         numbers = [self.state(labels[label] if size else INSIDE) for label, size, _ in digits]
+        ends: dict[tuple[int, bool, int], int] = {}
         for number, (_, _, targets) in zip(numbers, digits, strict=True):
+            row = self._rows[number]
             for digit, target in enumerate(targets):
                 if isinstance(target, int):
-                    self._rows[number][digit] = numbers[target]
-                else:
-                    self._rows[number][digit] = self._end(negative, target[0], target[1], labels[target[2]])
+                    row[digit] = numbers[target]
+                    continue
+                if target not in ends:
+                    ends[target] = self._end(negative, target[0], target[1], labels[target[2]])
+                row[digit] = ends[target]
         return numbers[0]
 
     def _end(self, negative: bool, size: int, may_grow: bool, label: int) -> int:
@@ -108,18 +112,23 @@ def _digits_of(starts: tuple[int, ...], negative: bool) -> _Digits:
     found: _Digits = []
     most = -LEAST if negative else MOST
 
-    def label(exponent: int) -> int:
-        return bisect_right(starts, -exponent if negative else exponent) - 1
+    exponents = np.arange(most + 1)
+    labels: list[int] = (np.searchsorted(starts, -exponents if negative else exponents, "right") - 1).tolist()
 
     def target(value: int, size: int) -> int | tuple[int, bool, int]:
-        longest = 10 ** (3 - size)
-        may_grow = value * longest <= most and size < 3
-        ranges = [(value * 10**more, (value + 1) * 10**more - 1) for more in range(4 - size)] if size else [(0, most)]
-        ends = {label(min(end, most)) for each in ranges if each[0] <= most for end in each}
-        if size and len(ends) == 1:
-            return size, may_grow, ends.pop()
+        may_grow = size < 3 and value * 10 ** (3 - size) <= most
+        if size:
+            ends, first, after = {labels[value]}, value, value + 1
+            for _ in range(3 - size):
+                first, after = 10 * first, 10 * after
+                if first > most:
+                    break
+                ends.add(labels[first])
+                ends.add(labels[min(after - 1, most)])
+            if len(ends) == 1:
+                return size, may_grow, ends.pop()
         state = len(found)
-        found.append((label(value), size, []))
+        found.append((labels[value], size, []))
         if size < 2 or may_grow:
             found[state][2].extend(target(10 * value + digit, size + 1) for digit in range(10))
         return state
@@ -180,6 +189,7 @@ class _ScaledStates:
         self._most = max([MAX_PLACES, *(power + 1 for power in powers)])  # digits before the point that are counted
         self._least = max([MAX_PLACES + 1, *(-power for power in powers)])  # places after it
         self._known: dict[tuple[object, ...], int] = {}
+        self._places: dict[str, tuple[int, bool]] = {}  # of digits
         self._todo: list[tuple[str, int, str, int]] = []  # what is read, power, digits, state
         self._budget = CompileBudget()
 
@@ -225,9 +235,9 @@ class _ScaledStates:
 
     def _state(self, kind: str, power: int, digits: str) -> int:
         """Return the state of a number whose first digit stands for a power of ten."""
-        place = self._place(digits)
-        # Further digits matter only while these begin a word, or are one with zeros after it.
-        begins = any(len(word) > len(digits) and word.startswith(digits) for word in self._words)
+        if digits not in self._places:
+            self._places[digits] = self._place(digits)
+        place, begins = self._places[digits]
         if not self._magnitudes:
             power = 0
         elif power >= self._most or power < -self._least:
@@ -242,10 +252,12 @@ class _ScaledStates:
             found = self._known[key] = state
         return found
 
-    def _place(self, digits: str) -> int:
+    def _place(self, digits: str) -> tuple[int, bool]:
+        """Return the place of digits, and whether further ones matter: they begin a word, or are one before zeros."""
         word = digits.rstrip("0")
         at = bisect_left(self._words, word)
-        return 2 * at + (at < len(self._words) and self._words[at] == word)
+        begins = any(len(word) > len(digits) and word.startswith(digits) for word in self._words)
+        return 2 * at + (at < len(self._words) and self._words[at] == word), begins
 
     def _position(self, power: int, place: int) -> int:
         """Return the position of a number whose first digit stands for a power of ten."""
