@@ -21,7 +21,8 @@ PANELS = {
     "LoRA adapters": "lora max_loras max_lora_rank",
     "Several devices and machines": "tp pp ep nnodes node_rank master node_keys engine",
     "Memory and reuse": "num_pages kv_memory mem_fraction state_slots window_ratio kv_dtype kv_scales host_kv_memory "
-    "streaming_window streaming_sinks prefix_cache eviction kv_events kv_events_format kv_events_topic",
+    "disk_cache disk_memory streaming_window streaming_sinks prefix_cache eviction kv_events kv_events_format "
+    "kv_events_topic",
     "Prefill and decode apart": "role transfer_bind prefill_workers transfer_keys transfer remote_prefill_tokens",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend grammar_memory additional_properties number_digits json_whitespace jump_forward",

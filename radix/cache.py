@@ -245,6 +245,7 @@ class PrefixCache:
             top, branch = branch, branch.parent
         if top is not None:
             for node in reversed([top, *self.tree.below(top)]):  # nobody pins any: a pin reaches up to the root
+                self.tree.wrong_keys += node.saved_keys
                 self.tiers.remove_leaf(node)
 
     def set_soft_pin(self, lease: Lease, owner: Hashable, num_tokens: int, rank: int) -> None:

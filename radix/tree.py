@@ -49,6 +49,7 @@ class TreeNode(ParentNode["TreeNode"]):
         "queued_key",
         "ref_count",
         "run",
+        "saved_keys",
         "soft_pins",
         "ticket",
     )
@@ -76,6 +77,7 @@ class TreeNode(ParentNode["TreeNode"]):
         self.queued_group: Hashable = None
         self.queued_key: tuple[float, ...] = ()
         self.hashes: list[int] = []
+        self.saved_keys: list[bytes] = []  # of the first pages, those that are saved below memory
         self.number: int | None = None  # of viewers, which give it to a node that they first see
 
     @property
@@ -184,6 +186,8 @@ class RadixTree:
         self.num_host_pages = 0
         self.num_pinned_pages = 0  # on the device
         self.changed: set[TreeNode] | None = None  # nodes that changed, while somebody follows the tree
+        self.unsaved: dict[TreeNode, None] | None = None  # nodes with new pages, while somebody saves them below memory
+        self.wrong_keys: list[bytes] = []  # of saved pages whose KV may be wrong
         self.states: CheckpointLedger | None = None  # of models with recurrent layers
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, TreeRoot] = {}
@@ -279,8 +283,7 @@ class RadixTree:
         branch.attach(node)
         self.num_nodes += 1
         self.num_device_pages += len(pages)
-        if self.changed is not None:
-            self.changed.add(node)
+        self._note_new_pages(node)
         return node
 
     def grow(self, leaf: TreeNode, run: bytes, pages: list[int]) -> None:
@@ -296,8 +299,7 @@ class RadixTree:
         leaf.pages += pages
         self.num_device_pages += len(pages)
         self.num_pinned_pages += len(pages)
-        if self.changed is not None:
-            self.changed.add(leaf)
+        self._note_new_pages(leaf)
         assert len(leaf.pages) == -(-len(leaf.run) // self._page_bytes)
 
     def split(self, node: TreeNode, num_pages: int) -> TreeNode:
@@ -315,10 +317,14 @@ class RadixTree:
         upper.priority = node.priority
         upper.program_id = node.program_id
         upper.hashes = node.hashes[:num_pages]
+        upper.saved_keys = node.saved_keys[:num_pages]
+        if self.unsaved is not None and node in self.unsaved:
+            self.unsaved[upper] = None
         node.parent.replace(node, upper)
         del node.run[:at]
         del node.pages[:num_pages]
         del node.hashes[:num_pages]
+        del node.saved_keys[:num_pages]
         node.key = bytes(node.run[: self._page_bytes])
         node.parent = upper
         upper.attach(node)
@@ -341,6 +347,10 @@ class RadixTree:
         node.run += child.run
         node.pages += child.pages
         node.hashes += child.hashes
+        node.saved_keys += child.saved_keys
+        if self.unsaved is not None and child in self.unsaved:
+            del self.unsaved[child]
+            self.unsaved[node] = None
         for grandchild in list(child.children.values()):
             child.detach(grandchild)
             grandchild.parent = node
@@ -359,6 +369,7 @@ class RadixTree:
         pages = leaf.pages[num_left:]
         del leaf.pages[num_left:]
         del leaf.run[num_left * self._page_bytes :]
+        del leaf.saved_keys[num_left:]
         if self.states is not None:
             self.states.cut(leaf)
         self._count(leaf, -num_pages)
@@ -376,6 +387,8 @@ class RadixTree:
             self.states.drop(list(leaf.checkpoints.values()))
             leaf.checkpoints = {}
         leaf.attached = False
+        if self.unsaved is not None:
+            self.unsaved.pop(leaf, None)
         self.num_nodes -= 1
         self._count(leaf, -len(leaf.pages))
         if self.changed is not None:
@@ -424,6 +437,12 @@ class RadixTree:
             if not branch.on_host:
                 self.num_pinned_pages -= len(branch.pages)
             branch = branch.parent
+
+    def _note_new_pages(self, node: TreeNode) -> None:
+        if self.changed is not None:
+            self.changed.add(node)
+        if self.unsaved is not None:
+            self.unsaved[node] = None
 
     def _count(self, node: TreeNode, num_pages: int) -> None:
         if node.on_host:

@@ -30,6 +30,8 @@ MODEL_FLAGS = {
     "--order",
     "--eviction",
     "--host-kv-memory",
+    "--disk-cache",
+    "--disk-memory",
     "--log-plans",
     "--kv-events",
     "--kv-events-format",

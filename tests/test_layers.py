@@ -52,6 +52,7 @@ LAYERS = (
     ("runtime/speculation",),
     ("runtime/parallel",),
     ("runtime/transfer",),
+    ("runtime/disk",),
     ("runtime/core",),
     ("runtime/replay",),
     ("runtime/frontend/records",),

@@ -35,6 +35,7 @@ from ..protocol.errors import RequestError
 from ..protocol.version import __version__
 from ..scheduler.jump_forward import Retokenise, Retokeniser
 from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
+from ..scheduler.remote_prefixes import FetchPrefix
 from ..scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ..speculation.build import build_source, choose_source, draft_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
@@ -43,6 +44,7 @@ from ..transfer.pages import CachePages, layout_of
 from .adapters import Adapters
 from .cache_events import CacheEventPublisher, CacheEventService
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
+from .disk_cache import DiskCache, open_disk_cache, uses_disk
 from .grammar_cache import JsonDefaults
 from .loop_loader import KernelSwitch, LoopLoader
 from .service import Service, Services
@@ -76,7 +78,7 @@ def load_core(
 
     Raises RamiformError when the checkpoint or a setting is at fault.
     """
-    has_transfers = uses_transfers(config)
+    has_transfers, has_disk = uses_transfers(config), uses_disk(config)
     if has_transfers and config.lora:
         raise RequestError("runtimes that exchange KV have no LoRA adapters: leave out lora", param="lora")
     path = find_checkpoint(config.model)
@@ -118,7 +120,9 @@ def load_core(
         retokenise = log.retokenise(retokenise)
     recorder = CoreMetricsRecorder()
     grammars = _grammar_cache(config, vocabulary, recorder, loader)
-    transfers = _connect_transfers(config, info, engine, cache, lambda: scheduler) if has_transfers else None
+    pages = CachePages(cache, engine)
+    transfers = _connect_transfers(config, info, engine, pages, cache, lambda: scheduler) if has_transfers else None
+    disk = open_disk_cache(config, info, cache, pages) if has_disk else None
     ahead = _plans_ahead(config, info)
     scheduler = Scheduler(
         config,
@@ -129,7 +133,7 @@ def load_core(
         calls=SchedulerCalls(
             retokenise,
             prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
-            fetch_prefix=None if transfers is None else transfers.fetch,
+            fetch_prefix=_fetch_from(disk, transfers),
         ),
         # How many steps fit depends on their time, which a replay does not know.
         continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
@@ -138,6 +142,7 @@ def load_core(
     services: list[Service] = [
         adapters,
         NoTransfers() if transfers is None else Transfers(transfers),
+        *([] if disk is None else [disk]),
         TreeViewer(cache),
         recorder,
         grammars,
@@ -275,6 +280,7 @@ def _connect_transfers(
     config: CoreConfig,
     info: ModelInfo,
     engine: ForwardEngine | RankZeroEngine,
+    pages: CachePages,
     cache: PrefixCache,
     scheduler: Callable[[], Scheduler],
 ) -> TransferHub:
@@ -286,11 +292,19 @@ def _connect_transfers(
     return TransferHub(
         config,
         layout_of(info, engine.kv_shape, config.quantize),
-        CachePages(cache, engine),
+        pages,
         submit,
         lambda rid: scheduler().num_computed(rid),
         lambda: cache.num_free,
     )
+
+
+def _fetch_from(disk: DiskCache | None, transfers: TransferHub | None) -> FetchPrefix | None:
+    """Return what brings prompts' pages: the disk, if it has any of a prompt, else other runtimes."""
+    sources = [source.fetch for source in (disk, transfers) if source is not None]
+    if not sources:
+        return None
+    return lambda request: next(filter(None, (fetch(request) for fetch in sources)), None)
 
 
 def _plans_ahead(config: CoreConfig, info: ModelInfo) -> bool:

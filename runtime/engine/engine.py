@@ -141,11 +141,12 @@ class ForwardEngine:
 
     @torch.inference_mode()
     def read_part(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return what this rank holds of device pages, as `KvMemory.read` does."""
+        """Return what this rank holds of pages, as `KvMemory.read` does."""
         return self._runner.pool.read(pages)
 
     def read_pages(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return whole device pages as bytes, uint8 [P, *kv_shape.page_shape], on the engine's device."""
+        """Return whole pages, all of the device or all of the host, as bytes, uint8 [P, *kv_shape.page_shape], on the
+        memory that they are in."""
         return self.read_part(pages)
 
     @torch.inference_mode()

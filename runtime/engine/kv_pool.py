@@ -284,9 +284,12 @@ class KvPool:
         return sum(part.nbytes for part in parts)
 
     def read(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return a copy of device pages, as `KvMemory.read` does."""
+        """Return a copy of pages, all of the device or all of the host, as `KvMemory.read` does."""
         self.settle()
-        return self._memory.read(pages)
+        memory, first = self._place(pages[0])
+        if memory is self._host and self._memory.k_LSKD.is_cuda:
+            torch.cuda.current_stream(self._memory.k_LSKD.device).synchronize()
+        return memory.read([page - pages[0] + first for page in pages])
 
     def write(self, pages: Sequence[int], bytes_P: torch.Tensor) -> None:
         """Overwrite device pages, as `KvMemory.write` does."""

@@ -81,6 +81,7 @@ def window_share(
         return None
     reasons = {
         "--host-kv-memory": config.host_kv_memory > 0,
+        "--disk-cache": config.disk_cache is not None,
         "--model-impl transformers": not model.is_native,
         "--pp": group.stage.size > 1,
         "--deterministic on CUDA devices": device.type == "cuda" and config.deterministic,

@@ -29,6 +29,7 @@ TransferName = Literal["auto", "nixl", "zmq"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 DEFAULT_MAX_RUNNING = 64  # on a CPU
+DEFAULT_DISK_MEMORY = 16.0  # GiB
 
 # Formats of tool calls; the frontend has their texts.
 ToolFormatName = Literal[
@@ -202,6 +203,14 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_memory: Annotated[
         float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV evicted from the pool")
     ] = 0.0
+    disk_cache: Annotated[
+        str | None,
+        Meta(description="folder for KV of cached prefixes, which the next runtime of the same model finds there"),
+    ] = None
+    disk_memory: Annotated[
+        Annotated[float, Meta(gt=0, le=1 << 20)] | None,
+        Meta(description="GiB for disk_cache; default: 16"),
+    ] = None
     grammar_backend: Annotated[
         GrammarBackendName, Meta(description="grammar engine; others than native need their packages")
     ] = "native"

@@ -367,6 +367,20 @@ class SpeculationState(msgspec.Struct, frozen=True, kw_only=True):
     gain: float  # tokens a second over those of plain decoding, lately; 0: not measured
 
 
+class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the disk cache; counters are totals since start, in pages where they say nothing else."""
+
+    num_pages: int  # that can be read
+    num_bytes: int  # of its files
+    max_bytes: int
+    is_writer: bool  # False: another process of the machine writes
+    has_failed: bool  # the disk was full, or did not take what was written: nothing more is written
+    num_hit_tokens: int  # prompt tokens whose KV came from the disk
+    num_saved: int
+    num_evicted: int  # removed for want of room
+    num_damaged: int  # not served, because they are not what was written
+
+
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot; counters are totals since start."""
 
@@ -401,6 +415,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_held_window_pages: int = 0  # of layers with a sliding window, held by running requests
     num_lost_window_pages: int = 0  # that cached prefixes lost for want of room
     num_failed_fetches: int = 0  # prompts that were computed here for want of an answer
+    disk: DiskStats | None = None  # None: there is no disk cache
 
     @property
     def cache_hit_rate(self) -> float:

@@ -83,6 +83,16 @@ class CachePages:
         self._cache.release(lease, tokens[: lease.matched])
         return found
 
+    def read_places(self, pages: Sequence[int]) -> torch.Tensor:
+        """Return pages of the tree, of either tier, as bytes [P, page_bytes] in host memory."""
+        self._settle()
+        found_PB = torch.empty(len(pages), self.shape.page_bytes, dtype=torch.uint8)
+        for on_host in (False, True):
+            own = [at for at, page in enumerate(pages) if (page >= self._cache.num_pages) == on_host]
+            if own:
+                found_PB[own] = self._engine.read_pages([pages[at] for at in own]).flatten(1).cpu()
+        return found_PB
+
     def write(
         self,
         tokens: Sequence[int],

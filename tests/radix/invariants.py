@@ -80,8 +80,12 @@ def _check_node(cache: PrefixCache, node: TreeNode) -> None:
     assert node.key == node.run[:page_bytes]
     assert len(node.pages) == -(-len(node.run) // page_bytes) > 0
     assert len(node.run) % page_bytes == 0 or not node.children, "an inner node ends inside a page"
-    parent = node.parent
+    parent, unsaved = node.parent, cache.tree.unsaved
+    num_whole = len(node.run) // page_bytes
+    assert len(node.saved_keys) <= num_whole
+    assert unsaved is None or node in unsaved or len(node.saved_keys) == num_whole, "a page will never be saved"
     if isinstance(parent, TreeNode):
+        assert not node.saved_keys or len(parent.saved_keys) == len(parent.pages), "a page is saved before its prefix"
         assert node.on_host or not parent.on_host, "a device node is below a host node"
         assert parent.ref_count or not node.ref_count, "a pinned node is below an unpinned one"
     if node.evictable:

@@ -13,7 +13,7 @@ import pytest
 from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction.heap import EvictionHeap
 from ramiform.radix.lease import LeaseUser, SparePages
-from ramiform.radix.packed_tokens import unpack
+from ramiform.radix.packed_tokens import TOKEN_BYTES, unpack
 from ramiform.radix.reuse_forecast import ReuseForecast, WaitGroup
 from ramiform.radix.tree import TreeNode, TreeRoot
 
@@ -84,11 +84,18 @@ def evicted_first(strategy: str, leaves: list[TreeNode], forecast: ReuseForecast
     return [leaf for leaf in leaves if leaf.last_used == min(other.last_used for other in leaves)]
 
 
+def page_keys(node: TreeNode) -> list[bytes]:
+    """Keys of the node's whole pages, as `Model.save` names them."""
+    size = PAGE_SIZE * TOKEN_BYTES
+    return [bytes(node.run[at : at + size]) for at in range(0, len(node.run) // size * size, size)]
+
+
 class Model:
     def __init__(self, num_pages: int, num_host_pages: int, strategy: str, enabled: bool) -> None:
         self.cache = PrefixCache(
             num_pages, PAGE_SIZE, enabled, num_host_pages=num_host_pages, strategy=strategy, events=True
         )
+        self.cache.tree.unsaved = {}
         self.known: dict[str, list[list[int]]] = {}  # every published sequence by namespace, never forgotten
         # The KV of a slot stands for its token and everything before it.
         self.slots: dict[int, tuple[int, ...]] = {}
@@ -249,6 +256,15 @@ class Model:
         if self.cache.enabled and not self.num_lost:
             assert self.cache.match(computed, sequence.namespace) == len(computed)
 
+    def save(self) -> None:
+        """Save some new pages below memory, a prefix before what continues it. A page's key is its tokens."""
+        unsaved = self.cache.tree.unsaved
+        assert unsaved is not None
+        for node in list(self.cache.tree.nodes())[: 2 + len(self.live)]:
+            if node in unsaved:
+                node.saved_keys = page_keys(node)
+                del unsaved[node]
+
     def check(self) -> None:
         check_invariants(self.cache, [sequence.lease for sequence in self.live])
         self.check_contents()
@@ -264,6 +280,7 @@ class Model:
                 slot = self.slot(sequence.lease, position)
                 assert slots[slot] == tuple(sequence.tokens[: position + 1])
         for node in self.cache.tree.nodes():
+            assert node.saved_keys == page_keys(node)[: len(node.saved_keys)]
             tokens = tokens_of(node)
             before = len(tokens) - node.num_tokens
             for at in range(node.num_tokens):

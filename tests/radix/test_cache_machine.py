@@ -107,6 +107,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.flush()
 
     @rule()
+    def save(self) -> None:
+        self.model.save()
+
+    @rule()
     def settle(self) -> None:
         self.model.settle()
 

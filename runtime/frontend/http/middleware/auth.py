@@ -67,8 +67,10 @@ def tenants(
     """Return the tenants of a server by their keys. `cache_scope` is AuthMiddleware's."""
     known = ApiKeys(api_keys, admin_keys)
     is_scoped = cache_scope == "key" or (cache_scope == "auto" and len(set(api_keys)) > 1)
-    scopes = ((key, f"key {index}" if is_scoped else "") for index, key in enumerate(sorted({*api_keys, *admin_keys})))
-    return {key: Tenant(key, known.is_admin(key), scope) for key, scope in scopes}  # no secret: KV events name scopes
+    owners = (Tenant(key, known.is_admin(key)) for key in sorted({*api_keys, *admin_keys}))
+    # KV events name scopes, and a disk cache keeps prefixes under them: not the key, and the same after a restart with
+    # other keys beside it.
+    return {each.key: each._replace(cache_scope=f"key {each.owner}" if is_scoped else "") for each in owners}
 
 
 class AuthMiddleware:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 from starlette.responses import PlainTextResponse, Response
 
-from ....protocol.core import CoreStats, ModelInfo
+from ....protocol.core import CoreStats, DiskStats, ModelInfo
 from ....protocol.errors import RuntimeFailed
 from ....protocol.metrics import CoreMetrics, FrontendMetrics, Histogram
 from ...core.client import CoreClient
@@ -152,6 +152,7 @@ class _MetricFamilies:
             gauge("window_pages", "KV pages of layers with a sliding window", info.num_window_pages)
             gauge("window_pages_held", "Those that running requests hold", stats.num_held_window_pages)
             counter("window_pages_lost", "Those that cached prefixes lost", stats.num_lost_window_pages)
+        self._disk(stats.disk)
         counter("steps", "Forward steps", stats.num_steps)
         histogram("queue_seconds", "A request's wait for its turn, beside that for its grammar", measures.queue)
         histogram("prefill_seconds", "From a request's first step to its first token", measures.prefill)
@@ -209,6 +210,20 @@ class _MetricFamilies:
                 own = [self._model, stats.draft_source, state.text, str(state.num_rows)]
                 family.add_metric(own, float(getattr(state, value)))
             self._all.append(family)
+
+    def _disk(self, disk: DiskStats | None) -> None:
+        """Add what the disk cache holds and has done."""
+        if disk is None:
+            return
+        self._gauge("disk_pages", "KV pages on disk that can be read", disk.num_pages)
+        self._gauge("disk_bytes", "Size of the disk cache's files", disk.num_bytes)
+        self._gauge(
+            "disk_writing", "1 if this process writes to the disk cache", disk.is_writer and not disk.has_failed
+        )
+        self._counter("disk_hit_tokens", "Prompt tokens whose KV came from the disk", disk.num_hit_tokens)
+        self._counter("disk_saved_pages", "KV pages written to the disk", disk.num_saved)
+        self._counter("disk_evicted_pages", "KV pages removed from the disk for want of room", disk.num_evicted)
+        self._counter("disk_damaged_pages", "KV pages on disk that were dropped as damaged", disk.num_damaged)
 
     def _counter(self, name: str, meaning: str, value: float) -> None:
         self._add(CounterMetricFamily, name, meaning, lambda family: family.add_metric([self._model], value))

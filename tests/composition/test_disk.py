@@ -1,0 +1,69 @@
+"""Prefixes from the disk change nothing that a client sees. The judge is a runtime without a disk cache."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramiform
+
+from .mix import WORDS, Expected, Target, make_mix, run_alone, run_together
+from .test_disaggregated import kill
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "log_level": "error", "port": 0}
+LONG = " ".join(random.Random(7).choices(WORDS, k=900))
+SAVED_SECONDS = 5.0  # after which a kill loses nothing
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Target]:
+    with ramiform.Runtime(num_pages=1024, **SETTINGS) as runtime, Target(runtime) as target:
+        yield target
+
+
+def end_by_kill(target: Target) -> None:
+    """Kill every process of a runtime once it has saved what it has."""
+    deadline = time.monotonic() + SAVED_SECONDS
+    before = -1
+    while (saved := target.idle_stats()["disk"]["num_saved"]) != before and time.monotonic() < deadline:
+        before = saved
+        time.sleep(0.6)
+    kill(target.runtime.pid)
+
+
+def test_a_restarted_runtime_goes_on_from_the_disk(plain: Target, tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    ids = plain.encode(LONG)
+    with ramiform.Runtime(disk_cache=folder, num_pages=1024, **SETTINGS) as runtime, Target(runtime) as first:
+        begun = first.generate(ids, max_new_tokens=40)["output_ids"]
+        assert first.idle_stats()["disk"]["is_writer"]
+        end_by_kill(first)
+    assert begun == plain.generate(ids, max_new_tokens=40)["output_ids"]
+    turn = [*ids, *begun, *plain.encode(" And then?")]
+    with ramiform.Runtime(disk_cache=folder, num_pages=1024, **SETTINGS) as runtime, Target(runtime) as second:
+        answer = second.generate(turn, max_new_tokens=40)
+        stats = second.idle_stats()
+    assert answer["output_ids"] == plain.generate(turn, max_new_tokens=40)["output_ids"]
+    num_saved = (len(ids) + len(begun) - 1) // 16 * 16
+    assert answer["meta_info"]["cached_tokens"] == stats["disk"]["num_hit_tokens"] == num_saved
+    assert stats["disk"]["num_damaged"] == 0
+
+
+def test_a_mix_on_a_small_pool_gets_what_a_large_one_gives(plain: Target, tmp_path: Path) -> None:
+    cases = make_mix(24, plain.encode, seed=11)
+    plain.flush()
+    expected = Expected(list(cases), run_alone(cases, [plain]))
+    settings = {**SETTINGS, "disk_cache": str(tmp_path / "cache"), "num_pages": 160, "host_kv_memory": 0.01}
+    with ramiform.Runtime(**settings) as runtime, Target(runtime) as target:
+        expected.check(run_together(cases, target))
+        end_by_kill(target)
+    with ramiform.Runtime(**settings) as runtime, Target(runtime) as target:
+        expected.check(run_together(cases, target))
+        stats = target.idle_stats()
+    assert stats["disk"]["num_hit_tokens"] > 0
+    assert stats["disk"]["num_damaged"] == 0
