@@ -71,6 +71,10 @@ class DiskCache(Service):
         self._tier.save()
         yield from ()
 
+    def close(self) -> None:
+        """Save what is new, and let another process write."""
+        self._tier.close()
+
     def count(self, reply: CoreReply) -> CoreReply:
         assert reply.stats is not None
         store = self._tier.store

@@ -141,6 +141,11 @@ class PageStore:
         for segment in filter(None, map(self._segments.get, numbers)):
             segment.note_use(self._clock())
 
+    def close(self) -> None:
+        """Let another process write."""
+        self.is_writer = False
+        os.close(self._lock)
+
     # By one thread
 
     def append(self, pages: Sequence[DiskPage]) -> None:

@@ -107,6 +107,16 @@ class DiskTier:
         self._writer.submit(self.store.clear).result()
         self._follow_tree()
 
+    def close(self) -> None:
+        """Save what is new, end the threads, and let another process write."""
+        while self._unsaved and not self.store.has_failed:
+            self._next_save = 0.0
+            self.save()
+            self._writer.submit(lambda: None).result()
+        for pool in (self._writer, self._readers):
+            pool.shutdown()
+        self.store.close()
+
     # Saving
 
     def save(self) -> None:

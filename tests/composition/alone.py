@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ramiform.radix.window_pages import WindowSizes
+from ramiform.runtime.core.disk_cache import open_disk_cache
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine, build_engine
@@ -15,7 +17,16 @@ from ramiform.runtime.engine.draft_source import DraftRow, DraftSource, DraftSte
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.core import (
+    Abort,
+    CoreReply,
+    CoreStats,
+    Finish,
+    Generate,
+    ModelInfo,
+    RequestFailed,
+    Tokens,
+)
 from ramiform.runtime.protocol.errors import ErrorInfo, ErrorKind
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.drafts.tree import DraftTree
@@ -24,6 +35,7 @@ from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
 from ramiform.runtime.scheduler.rope_switch import RopeSwitch
 from ramiform.runtime.scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ramiform.runtime.tokenizer import load_tokenizer
+from ramiform.runtime.transfer.pages import CachePages
 
 from .threads import RanksEngine
 
@@ -118,10 +130,11 @@ def run(
     engine: ForwardEngine | RanksEngine | None = None,
     errors: Collection[ErrorKind] = (),
     rope: RopeSwitch | None = None,
+    path: Path = SHIPPED_MODEL,
     **settings: Any,
 ) -> tuple[dict[str, Got], CoreStats, list[ForwardPlan]]:
     """All of them, one more every `stagger` steps (0: all at once), until nothing is left. `aborts` ends requests
-    before steps. Only errors of the kinds `errors` are expected."""
+    before steps. Only errors of the kinds `errors` are expected. A disk cache needs the model's `path`."""
     config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings)
     engine = engine or make_engine(config, source)
     facts = VocabularyInfo(
@@ -140,6 +153,10 @@ def run(
             else None,
         ),
     )
+    disk = None
+    if config.disk_cache is not None:
+        info = ModelInfo(name="model", path=str(path), version="", **asdict(engine.info))
+        disk = open_disk_cache(config, info, cache, CachePages(cache, engine))
     grammars = GrammarCache(facts.token_bytes, facts.eos_ids)
     retokenise = Retokeniser(
         facts.token_bytes, lambda text: TOKENIZER.encode(text, parse_special=False, continues=True)
@@ -150,7 +167,7 @@ def run(
         vocabulary=facts,
         grammars=grammars,
         context_length=engine.info.context_length,
-        calls=SchedulerCalls(retokenise),
+        calls=SchedulerCalls(retokenise, fetch_prefix=None if disk is None else disk.fetch),
         continuous=config.num_ranks == 1 and config.overlap != "on",
         rope=rope,
     )
@@ -189,9 +206,15 @@ def run(
         if aborts and (rid := aborts.get(num_rounds)) is not None:
             take(scheduler.handle(Abort(rid), 0.0))
         num_rounds += 1
+        if disk is not None:
+            assert not [*disk.advance(), *disk.after_step()]
         for answers in pipeline.advance():
             take(answers)
     assert cache.num_free + cache.num_cached == cache.num_pages
     unexpected = [mine.error for mine in got.values() if mine.error is not None and mine.error.kind not in errors]
     assert not unexpected, unexpected
-    return got, scheduler.stats(), plans
+    stats = scheduler.stats()
+    if disk is not None:
+        disk.close()
+        stats = disk.count(CoreReply(0, stats=stats)).stats or stats
+    return got, stats, plans

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from ramiform.runtime.disk import segment as segment_module
 from ramiform.runtime.disk.page_keys import PAGE_TOKEN_BYTES
 from ramiform.runtime.disk.segment import HEADER_BYTES, DiskPage, SegmentFormat
 from ramiform.runtime.disk.store import MIN_RECORDS, PageStore
+
+from .damage import damage, files
 
 PAGE_BYTES = 3000
 FORM = SegmentFormat(b"secret" * 5, bytes(16), PAGE_BYTES)
@@ -44,10 +47,6 @@ def found(opened: PageStore, pages: Sequence[DiskPage]) -> int:
     for own, each in zip(read, pages, strict=False):
         assert (own == each.content).all(), "a page is not what was written"
     return len(read)
-
-
-def files(folder: Path, kind: str) -> list[Path]:
-    return sorted(folder.glob(f"*/*.{kind}"))
 
 
 def test_pages_are_there_after_a_kill(tmp_path: Path) -> None:
@@ -176,29 +175,6 @@ def test_clearing_removes_the_files(tmp_path: Path) -> None:
     assert found(opened, [page(1)]) == 1
 
 
-def damage(folder: Path, luck: random.Random) -> str:
-    """Damage one file in a random way, as disks and ended processes do. Returns how."""
-    file = luck.choice([*files(folder, "pages"), *files(folder, "index")])
-    data = bytearray(file.read_bytes())
-    how = luck.choice(["truncated", "zeroed", "swapped", "flipped", "doubled"])
-    at, other = sorted(luck.randrange(len(data)) for _ in range(2))
-    size = luck.choice([1, 32, FORM.record_bytes, 4096])
-    record = FORM.record_bytes if file.suffix == ".pages" else 32
-    if how == "truncated":
-        del data[at:]
-    elif how == "zeroed":
-        data[at : at + size] = bytes(len(data[at : at + size]))
-    elif how == "flipped":
-        data[at] ^= 1 << luck.randrange(8)
-    elif how == "swapped":
-        one, two = (HEADER_BYTES + (place // record) * record for place in (at, other))
-        data[one : one + record], data[two : two + record] = data[two : two + record], data[one : one + record]
-    else:
-        data += data[-record:]
-    file.write_bytes(data)
-    return f"{file.name} {how} at {at}"
-
-
 def check_damage(folder: Path, seed: int) -> int:
     """Damage a store, and read everything from it; write again, and read again. Returns the pages compared."""
     luck = random.Random(seed)
@@ -210,7 +186,7 @@ def check_damage(folder: Path, seed: int) -> int:
     if not is_live:
         kill(first)
     for _ in range(luck.randint(1, 3)):
-        damage(folder, luck)
+        damage(folder, FORM.record_bytes, luck)
     opened = first if is_live else store(folder)
     count = sum(found(opened, [each]) for each in pages)
     opened.append(pages)
@@ -253,3 +229,27 @@ def test_a_million_tokens_are_indexed_in_a_second(tmp_path: Path) -> None:
     second = PageStore(tmp_path, form, 1 << 30)
     assert second.num_pages == count
     assert time.process_time() - start < 1.0
+
+
+def check_kill(folder: Path, luck: random.Random) -> int:
+    """Kill a process that writes pages, at a random time; return how many of them are there afterwards."""
+    child = os.fork()
+    if not child:
+        opened = store(folder, 3 * LEAST)
+        for number in range(0, 1 << 20, 4):
+            opened.append([page(at) for at in range(number, number + 4)])
+        os._exit(0)
+    time.sleep(luck.uniform(0.0, 0.15))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    opened = store(folder, 3 * LEAST)
+    assert opened.is_writer
+    count = sum(found(opened, [page(number)]) for number in range(2000))
+    assert count == opened.num_pages
+    kill(opened)
+    return count
+
+
+def test_a_kill_at_any_time_leaves_right_pages(tmp_path: Path) -> None:
+    luck = random.Random(3)
+    assert max(check_kill(tmp_path, luck) for _ in range(8)) > 0
