@@ -245,6 +245,8 @@ class _LoggedResults:
 
     def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
+            for at, token in enumerate(row.tokens[: row.num_committed], row.first_position):
+                self._tokens.setdefault((row.rid, at), (token, None))  # a draft may hold what was forced here
             for at, token in enumerate(row_result.tokens):
                 logprob = row_result.logprobs[at] if row_result.logprobs else None
                 self._tokens[row.rid, _end(row) + at] = token, logprob

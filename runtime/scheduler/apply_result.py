@@ -28,11 +28,13 @@ def apply_result(
     result: RowResult,
     vocabulary: VocabularyInfo,
     follow: Callable[[Request, int | None, bool, bool], bool],
+    verified: tuple[int, int] | None = None,
 ) -> AppliedResult:
     """Apply the result of a computed row, token by token, as if each had come alone.
 
     `follow` lets the grammar, if any, follow each, and appends the tokens that it forces. It is called with the token,
     None for an end of sequence; with True if the output goes on; and with True if the token is the result's last.
+    `verified` counts the right guesses of the row's draft, and all of them; None if it had none.
     Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
     sampled again.
     """
@@ -43,8 +45,8 @@ def apply_result(
         return (None if request.num_uncomputed or request.is_held else prompt_answer(request)), None
     num_known = len(request.tokens)
     request.num_passes += 1
-    if row.parents is not None:
-        request.record_accepted(len(result.tokens) - 1, len(row.parents))
+    if verified is not None:
+        request.record_accepted(*verified)
     finish: Finish | None = None
     error: RequestError | ModelError | None = None
     position, num_done = num_known, num_known - request.num_prompt  # of the next token; up to the last sampled one

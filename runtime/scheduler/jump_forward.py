@@ -61,7 +61,7 @@ class Retokeniser:
         """Return the first ids of `context_text + text` that stay the same for every place in `ends` where a longer
         token may begin."""
         encodings = [self._encode(context_text + text[:end]) for end in ends]
-        return [column[0] for column in takewhile(_all_equal, zip(*encodings, strict=False))]
+        return [column[0] for column in takewhile(all_equal, zip(*encodings, strict=False))]
 
     def _seam_ends(self, text: str) -> list[int]:
         """Return the places in the text, in characters, where a token may begin that reaches beyond its end,
@@ -106,7 +106,8 @@ def _decode_or_none(data: bytes) -> str | None:
         return None
 
 
-def _all_equal(ids: tuple[int, ...]) -> bool:
+def all_equal(ids: tuple[int, ...]) -> bool:
+    """Return True if the ids are one."""
     return len(set(ids)) == 1
 
 
@@ -154,7 +155,7 @@ def follow_continued(request: Request, retokenise: Retokenise | None) -> bool:
     try:
         forced = _forced_ids(request, at, retokenise)
         while at < end:
-            num_forced = sum(1 for _ in takewhile(_all_equal, zip(forced, tokens[at : at + len(forced)], strict=False)))
+            num_forced = sum(1 for _ in takewhile(all_equal, zip(forced, tokens[at : at + len(forced)], strict=False)))
             sampled = at + num_forced  # the position after them
             for position in range(at, min(sampled + 1, end)):
                 _accept_continued(request, position)

@@ -15,6 +15,7 @@ from ..protocol.core import BACKGROUND_PRIORITY, Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
 from .drafts.acceptance import Acceptance
+from .drafts.copies import PromptCopies
 from .drafts.lookahead import Lookahead
 from .drafts.ngram import NgramIndex
 from .drafts.tree import DraftTree
@@ -175,6 +176,7 @@ class Request:
     num_guessed: int = 0  # draft tokens that were verified
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
     ngrams: NgramIndex | None = None  # for `--speculative ngram`
+    copies: PromptCopies | None = None  # for constrained texts, with sources that need no model
     lookahead: Lookahead | None = None  # for `--speculative lookahead`
     next_lookup: int = 2  # number of output tokens at which a draft is next looked for in texts
     lookup_interval: int = 1  # output tokens from that lookup to the next, if it is of no use

@@ -102,7 +102,8 @@ class Scheduler:
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
-        self._drafting = Drafting(config, vocabulary.vocab_size, at_once=calls.prepare_masks is not None)
+        retokenise = calls.retokenise if config.jump_forward else None
+        self._drafting = Drafting(config, vocabulary, at_once=calls.prepare_masks is not None, retokenise=retokenise)
         # Every running request decodes in every step, so the token budget bounds their number.
         max_running = min(config.max_running or DEFAULT_MAX_RUNNING, config.prefill_budget)
         order = QUEUE_POLICIES[config.order]
@@ -117,9 +118,7 @@ class Scheduler:
         self._num_arrived = 0
         self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
-        self._following = GrammarFollowing(
-            calls.retokenise if config.jump_forward else None, calls.prepare_masks, self._counters
-        )
+        self._following = GrammarFollowing(retokenise, calls.prepare_masks, self._counters)
 
     @property
     def idle(self) -> bool:
@@ -360,7 +359,8 @@ class Scheduler:
         assert request.lease is not None
         request.num_in_flight -= row.num_committed
         request.token_in_flight &= row.sample is None
-        answer, error = apply_result(request, row, result, self._vocabulary, self._following.follow)
+        verified = self._drafting.verified(row, result)
+        answer, error = apply_result(request, row, result, self._vocabulary, self._following.follow, verified)
         if request.lease.states is not None:
             request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
         if is_followed:

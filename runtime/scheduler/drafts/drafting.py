@@ -9,18 +9,25 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from ...protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ...protocol.config import DEFAULT_MAX_RUNNING, SOURCES_ON_DEVICE, CoreConfig
 from ...protocol.core import SpeculationState
+from ...protocol.errors import RequestError
 from ..batch import Batch, ScheduledRequest
 from ..counters import SpeculationCounters
+from ..interfaces import VocabularyInfo
+from ..jump_forward import Retokenise
 from ..plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
 from ..request import Request
+from ..rows.sampling_inputs import request_mask
+from .copies import TAIL_TOKENS, JointTokens, PromptCopies
+from .forced_text import MAX_FORCED, Bounds, can_force, with_forced_text
 from .lookahead import Lookahead
 from .ngram import NgramIndex
 from .prepared_draft import StateBudget, prepare_draft
 from .speculation_policy import Change, Kind, SpeculationPolicy, StepWork
-from .tree import DraftTree
+from .tree import DraftTree, GrowingTree
 
 BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
 DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
@@ -37,8 +44,11 @@ class Drafting:
     """Speculation for one scheduler. Call `propose` before a step's tokens are split, then `add_drafts`, then
     `draft_spec`."""
 
-    def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
-        """With `at_once`, tokens are dropped from drafts for which a grammar would have to make too many new states."""
+    def __init__(
+        self, config: CoreConfig, vocabulary: VocabularyInfo, *, at_once: bool, retokenise: Retokenise | None = None
+    ) -> None:
+        """With `at_once`, tokens are dropped from drafts for which a grammar would have to make too many new states.
+        `retokenise` None: no forced text is appended to outputs."""
         self.source = config.speculative or "off"
         self.is_on = self.source != "off"  # there is a draft source, open or not
         self._in_engine = self.source in SOURCES_ON_DEVICE  # which draft for the next step
@@ -46,8 +56,12 @@ class Drafting:
         self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
         self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
         self._adaptive = config.speculative_adaptive
-        self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
+        self._joints: JointTokens | None = None
         self._budget = StateBudget() if at_once else None
+        self._retokenise = retokenise
+        max_running = min(config.max_running or DEFAULT_MAX_RUNNING, config.prefill_budget)
+        self._most_nodes = max(MAX_FORCED, max_running * self._max_draft_tokens)  # the engine has memory for so many
         self._policy = SpeculationPolicy()
         self._kind: Kind = "free"  # of the texts of the batch that `propose` was called for
         self._num_rows = 1  # of that batch
@@ -56,8 +70,9 @@ class Drafting:
             from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
 
             self._suffixes = SuffixDrafts()
-        self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
+        self._proposals: dict[str, DraftTree] = {}  # by rid, what is to be verified
         self._verified_drafts: dict[str, DraftTree] = {}
+        self._num_right = 0  # guesses of this step
         self._depths: dict[str, int] = {}  # rid -> depth of the next draft
         self._lookup_seconds = 0.0  # of one lookup in texts, lately
         self._most_lookup_interval = MAX_LOOKUP_INTERVAL
@@ -122,6 +137,7 @@ class Drafting:
         self._depths, self._new_depth = {}, 0
         self._proposals.clear()
         self._verified_drafts.clear()
+        self._num_right = 0
         self._awaits_features = False
         if self.closed or self._plain_step_due:
             return 0
@@ -136,12 +152,14 @@ class Drafting:
         limit = max(0, budget - len(decoding)) // BUDGET_DIVISOR
         trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
         counts = self._num_to_verify([request for request, _ in trees], [tree for _, tree in trees], num_rows, limit)
+        left = min(limit, self._most_nodes)
         for (request, tree), count in zip(trees, counts, strict=True):
-            if count:
-                self._proposals[request.rid] = tree, count
+            if len(chosen := _within(tree.best(count), left)):
+                self._proposals[request.rid] = chosen
+                left -= len(chosen)
         if self._in_engine:
             self._choose_depths(decoding, num_rows)
-        return sum(count for _, count in self._proposals.values())
+        return sum(map(len, self._proposals.values()))
 
     def add_drafts(self, scheduled: list[ScheduledRequest], batch: Batch) -> list[ScheduledRequest]:
         """Add the proposed drafts to the shares that decode, as far as there is room."""
@@ -164,21 +182,32 @@ class Drafting:
         least = self._policy.least_score(self._num_rows, request.acceptance, depth, self._kind)
         return DraftSpec(depth, top_k, num_tokens, temperature, least)
 
+    def verified(self, row: Row, result: RowResult) -> tuple[int, int] | None:
+        """Return how many guesses of a row's draft were right, and how many there were; None if it had no draft."""
+        if row.parents is None:
+            return None
+        draft = self._verified_drafts[row.rid]
+        last = draft.find(result.tokens[:-1])
+        assert last is not None
+        return draft.levels[last] if last >= 0 else 0, draft.num_guesses
+
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
         """Record what was accepted of a row's draft, and keep the next draft."""
         request.draft = _remaining_draft(result.draft, request, row, result)
-        if row.parents is not None:
-            num_right = len(result.tokens) - 1
+        if (verified := self.verified(row, result)) is not None:
+            assert row.parents is not None
+            num_right, num_guesses = verified
             if request.lookahead is not None and result.after_nodes:
                 draft_tokens = row.tokens[row.num_committed :]
                 num_new = len(result.tokens)
                 request.lookahead.observe(request.tokens, num_new, draft_tokens, row.parents, result.after_nodes)
             if num_right:
                 request.next_lookup, request.lookup_interval = 0, 1
-            self.counts.observe(len(row.parents), num_right)
+            self.counts.observe(num_guesses, num_right)
+            self._num_right += num_right
             draft = self._verified_drafts[row.rid]
-            expected = sum(math.exp(min(0.0, score)) for score in draft.scores)
-            self._policy.observe_accepted(request.acceptance, expected, max(draft.depths), num_right)
+            expected = sum(math.exp(min(0.0, score)) for score in _guess_scores(draft))
+            self._policy.observe_accepted(request.acceptance, expected, max(draft.levels), num_right)
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
         """Record a step's work and time."""
@@ -217,7 +246,7 @@ class Drafting:
             num_rows=len(sampled),
             num_prompt=num_prompt,
             num_guesses=num_guesses,
-            num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
+            num_gained=self._num_right,
             context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
             speculated=bool(num_guesses) or drafts or followed or (plan.followed and self._held_back),
             kind=self._kind,
@@ -226,6 +255,35 @@ class Drafting:
         )
 
     def _tree(self, request: Request) -> DraftTree | None:
+        """Return what may follow a request's text, with the text that its grammar forces after guesses."""
+        tree = self._guesses(request)
+        if tree is None or self._retokenise is None or request.is_held or not can_force(request):
+            return tree
+        try:
+            request_mask(request, self._vocabulary.vocab_size)  # cached now: the matcher forgets it as it goes on
+        except RequestError:
+            return None  # it fails when its row is built
+        tree = with_forced_text(
+            request,
+            tree,
+            self._retokenise,
+            Bounds(self._max_draft_tokens, self._top_k),
+            budget=self._budget,
+            go_on=None if self._in_engine else partial(self._copy, request),
+        )
+        return tree if len(tree) else None
+
+    def _copy(self, request: Request, path: Sequence[int] = ()) -> DraftTree | None:
+        """Return what may follow a request's constrained text and `path`, by the text of its prompt."""
+        if self._retokenise is None or request.matcher is None:
+            return None
+        if request.copies is None:
+            self._joints = self._joints or JointTokens(self._vocabulary.token_bytes)
+            request.copies = PromptCopies(request.tokens[: request.num_prompt], self._joints)
+        first = max(request.num_prompt, len(request.tokens) - TAIL_TOKENS)
+        return request.copies.propose(request.tokens[first:], path, self._retokenise)
+
+    def _guesses(self, request: Request) -> DraftTree | None:
         if self._in_engine:
             return request.draft
         if self.source == "lookahead":
@@ -247,23 +305,30 @@ class Drafting:
         bounds = {"steps": self._steps, "top_k": self._top_k, "num_tokens": self._max_draft_tokens}
         if self._suffixes is not None:
             message = request.message
-            return self._suffixes.propose(request.rid, request.tokens, request.num_prompt, message.namespace, **bounds)
-        if request.ngrams is None:
-            request.ngrams = NgramIndex()
-        return request.ngrams.propose(request.tokens, **bounds)
+            tree = self._suffixes.propose(request.rid, request.tokens, request.num_prompt, message.namespace, **bounds)
+        else:
+            if request.ngrams is None:
+                request.ngrams = NgramIndex()
+            tree = request.ngrams.propose(request.tokens, **bounds)
+        copies = self._copy(request)
+        if tree is None or copies is None:
+            return tree or copies
+        both = GrowingTree(tree)
+        both.add_tree(copies)
+        return both.tree()
 
     def _num_to_verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
     ) -> list[int]:
         if self._adaptive and self.source != "lookahead":  # whose window is of use later
             probabilities = [
-                [self._policy.probability(request.acceptance, score) for score in tree.scores]
+                [self._policy.probability(request.acceptance, score) for score in _guess_scores(tree)]
                 for request, tree in zip(requests, trees, strict=True)
             ]
             return self._policy.num_to_verify(num_rows, probabilities, limit, kind=self._kind, drafted=self._in_engine)
         counts = []
         for tree in trees:
-            counts.append(min(len(tree), limit))
+            counts.append(min(tree.num_guesses, limit))
             limit -= counts[-1]
         return counts
 
@@ -298,11 +363,12 @@ class Drafting:
         proposed = self._proposals.get(item.request.rid)
         if proposed is None or not item.samples:
             return item
-        tree, count = proposed
-        room = min(count, batch.num_free_slots(item))
-        if room <= 0:
+        tree = _within(proposed, batch.num_free_slots(item))
+        if not len(tree):
             return item
-        prepared = prepare_draft(item.request, tree, num_tokens=room, vocab_size=self._vocab_size, budget=self._budget)
+        prepared = prepare_draft(
+            item.request, tree, num_tokens=tree.num_guesses, vocab_size=self._vocabulary.vocab_size, budget=self._budget
+        )
         if prepared is None:
             return item
         self._verified_drafts[item.request.rid] = prepared.tree
@@ -316,6 +382,17 @@ def _is_constrained(request: Request) -> bool:
 def _kind_of_texts(requests: Iterable[Request]) -> Kind:
     found = {_is_constrained(request) for request in requests}
     return "mixed" if len(found) > 1 else "constrained" if True in found else "free"
+
+
+def _guess_scores(tree: DraftTree) -> list[float]:
+    return [score for node, score in enumerate(tree.scores) if node not in tree.forced]
+
+
+def _within(tree: DraftTree, num_nodes: int) -> DraftTree:
+    """Return as many of the likeliest guesses as fit into `num_nodes` nodes with what is forced after them."""
+    while len(tree) > max(0, num_nodes):
+        tree = tree.best(tree.num_guesses - 1)
+    return tree
 
 
 def _sentence(change: Change) -> str:

@@ -13,6 +13,7 @@ from ...protocol.errors import RequestError
 from ..plan import DraftNode
 from ..request import Request
 from ..rows.sampling_inputs import random_bits, request_mask, token_mask
+from ..rows.token_rules import token_words
 from .tree import DraftTree
 
 STATES_SHARE = 0.1  # of a step's time, that drafts may take for new states of grammars
@@ -44,7 +45,8 @@ class PreparedDraft:
 def prepare_draft(
     request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int, budget: StateBudget | None
 ) -> PreparedDraft | None:
-    """Prepare at most `num_tokens` nodes of `tree`, the likeliest ones. Returns None if none are left.
+    """Prepare at most `num_tokens` guesses of `tree`, the likeliest ones, and what is forced after them. Returns None
+    if none are left.
 
     Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
     follows them; with a `budget` also those for which the grammar would have to make more new states than that allows,
@@ -92,6 +94,7 @@ def _node_masks(
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
     masks: dict[int, bytes | None] = {}
+    forced = {tree.parents[node]: tree.tokens[node] for node in tree.forced}
     end = 0.0 if budget is None else time.perf_counter() + budget.balance
 
     def accepts(token: int) -> bool:
@@ -110,7 +113,10 @@ def _node_masks(
             if (rules is not None and not rules.allows(token, output)) or not accepts(token):
                 continue
             try:
-                if (
+                if node in forced:  # as if it were appended: the tokenizer's own way to write the text
+                    masks[node] = token_words([forced[node]], vocab_size).tobytes()
+                    visit(node, depth + 1, output if rules is None else [*output, token])
+                elif (
                     matcher is None
                     or budget is None
                     or matcher.is_ready(forced=False, new_states=time.perf_counter() < end)

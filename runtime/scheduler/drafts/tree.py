@@ -12,12 +12,14 @@ class DraftTree(msgspec.Struct, frozen=True):
 
     `parents[i]` is an index into `tokens`, or -1 for a child of that last token. Parents come before their children,
     and siblings have different tokens. `scores[i]` is the log-probability, under the draft, that everything up to node
-    i is accepted: at most 0, and at most the parent's.
+    i is accepted: at most 0, and at most the parent's. A grammar leaves no choice but the nodes in `forced` after their
+    parents, whose scores they have: they are no guesses, and need no place among the likeliest.
     """
 
     tokens: list[int]
     parents: list[int]
     scores: list[float]
+    forced: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -32,6 +34,18 @@ class DraftTree(msgspec.Struct, frozen=True):
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has 1."""
         return depths(self.parents)
+
+    @property
+    def num_guesses(self) -> int:
+        return len(self) - len(self.forced)
+
+    @property
+    def levels(self) -> list[int]:
+        """Number of guesses on the path to each node, itself included."""
+        found: list[int] = []
+        for node, parent in enumerate(self.parents):
+            found.append((node not in self.forced) + (found[parent] if parent >= 0 else 0))
+        return found
 
     @property
     def ancestors(self) -> list[int]:
@@ -49,16 +63,20 @@ class DraftTree(msgspec.Struct, frozen=True):
             node = self.parents[node]
         return tokens[::-1]
 
-    def after(self, tokens: Sequence[int]) -> DraftTree | None:
-        """Return the subtree that is left when `tokens` were accepted; None if there is none."""
-        at = -1
+    def find(self, tokens: Sequence[int], at: int = -1) -> int | None:
+        """Return the node that `tokens` lead to from node `at`; None if they leave the tree."""
         for token in tokens:
             children = (node for node, parent in enumerate(self.parents) if parent == at and self.tokens[node] == token)
             if (child := next(children, None)) is None:
                 return None
             at = child
-        if at < 0:
-            return self
+        return at
+
+    def after(self, tokens: Sequence[int]) -> DraftTree | None:
+        """Return the subtree that is left when `tokens` were accepted; None if there is none."""
+        at = self.find(tokens)
+        if at is None or at < 0:
+            return None if at is None else self
         new = {at: -1}
         for node, parent in enumerate(self.parents):
             if parent in new:
@@ -70,15 +88,17 @@ class DraftTree(msgspec.Struct, frozen=True):
             [self.tokens[node] for node in kept],
             [new[self.parents[node]] for node in kept],
             [self.scores[node] - self.scores[at] for node in kept],
+            frozenset(new[node] for node in self.forced if node in kept),
         )
 
     def best(self, num_tokens: int) -> DraftTree:
-        """Return the `num_tokens` likeliest nodes. No child without its parent."""
-        if num_tokens >= len(self):
+        """Return the `num_tokens` likeliest guesses, and the forced nodes after them. No child without its parent."""
+        if num_tokens >= self.num_guesses:
             return self
         # No child outscores its parent, and of equals the earlier one ranks first: no parent is left out.
-        ranked = sorted(range(len(self)), key=lambda node: (-self.scores[node], node))
-        return self.only(ranked[: max(0, num_tokens)])
+        guesses = (node for node in range(len(self)) if node not in self.forced)
+        ranked = sorted(guesses, key=lambda node: (-self.scores[node], node))
+        return self.only([*ranked[: max(0, num_tokens)], *self.forced])
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
         """Return the given nodes, in the tree's order. A node whose parent is left out is left out too."""
@@ -92,7 +112,39 @@ class DraftTree(msgspec.Struct, frozen=True):
             [self.tokens[node] for node in kept],
             [new[self.parents[node]] for node in kept],
             [self.scores[node] for node in kept],
+            frozenset(new[node] for node in self.forced if node in new),
         )
+
+
+class GrowingTree:
+    """Nodes of a draft tree. The same token after the same node is one node, with the highest of its scores."""
+
+    def __init__(self, tree: DraftTree | None = None) -> None:
+        self._nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        self._scores: list[float] = []
+        if tree is not None:
+            self.add_tree(tree)
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def add(self, parent: int, token: int, score: float) -> int:
+        """Add a token after node `parent`, and return its node."""
+        node = self._nodes.setdefault((parent, token), len(self._scores))
+        if node == len(self._scores):
+            self._scores.append(score)
+        self._scores[node] = max(self._scores[node], score)
+        return node
+
+    def add_tree(self, tree: DraftTree) -> None:
+        """Add the nodes of a tree of guesses."""
+        at = {-1: -1}
+        for node, (token, parent, score) in enumerate(zip(tree.tokens, tree.parents, tree.scores, strict=True)):
+            at[node] = self.add(at[parent], token, score)
+
+    def tree(self) -> DraftTree:
+        """Return the tree as it is now."""
+        return DraftTree([token for _, token in self._nodes], [parent for parent, _ in self._nodes], [*self._scores])
 
 
 def depths(parents: Sequence[int]) -> list[int]:
