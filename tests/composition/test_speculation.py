@@ -255,6 +255,50 @@ def test_guesses_from_texts(expected: dict[str, Got], source: str, shape: dict[s
     assert stats.num_accepted_tokens > 0
 
 
+FORCING = [
+    Constraint("json_schema", json.dumps(SCHEMA)),
+    Constraint("regex", r"(Ada|Bo) lives in (Oslo|Rome), as the spider does\. (Ada|Bo) has (two|eight) legs\."),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["suffix", "peeking"])
+def test_drafts_over_forced_text_leave_outputs_as_they_are(source: str) -> None:
+    """Texts from which a source may copy, and one that knows the outputs; whatever else shapes a token."""
+    shapes: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"frequency_penalty": 0.8, "repetition_penalty": 1.2},
+        {"logit_bias": dict.fromkeys(range(40, 60), 4.0), "temperature": 0.7, "seed": 1},
+        {"min_new_tokens": 12, "dry_multiplier": 2.0, "dry_allowed_length": 1},
+        {"stop": ("ges", "spid")},
+        {"max_new_tokens": 17},
+    ]
+    requests = [
+        Generate(
+            rid=f"{number} {text[:3]} {index}",
+            tokens=TOKENIZER.encode(text, add_bos=True),
+            sampling=SamplingParams(**{"max_new_tokens": 40, "temperature": 0.0, "constraint": constraint} | shape),
+            logprobs=LogprobParams(num_top=1) if index == 2 else None,
+        )
+        for number, constraint in enumerate(FORCING)
+        for text in TEXTS[1:]
+        for index, shape in enumerate(shapes)
+    ]
+    expected = plain(requests)
+    settings: dict[str, Any] = {"speculative": source, "speculative_adaptive": False}
+    if source == "peeking":
+        outputs = [(request.tokens, expected[request.rid].ids) for request in requests]
+        settings |= {"speculative": "eagle", "source": AnyTree(1, outputs)}
+    got, stats, plans = run(requests, **settings)
+    check(got, expected)
+    nodes = [node for plan in plans for row in plan.rows for node in row.nodes]
+    num_alone = sum(node.mask is not None and int.from_bytes(node.mask, "little").bit_count() == 1 for node in nodes)
+    assert num_alone > 20, "forced text in drafts"
+    assert stats.num_guessed_tokens < len(nodes), "which is no guess"
+    assert stats.num_accepted_tokens > 20
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_outputs_that_came_before_are_guessed_in_any_shape(expected: dict[str, Got], shape: dict[str, Any]) -> None:
