@@ -250,6 +250,12 @@ def test_settings_are_shown_in_groups() -> None:
                 )
 
 
+def test_training_says_what_models_it_takes_and_where_the_head_of_a_file_goes() -> None:
+    shown = " ".join(help_of("train-draft", "--help").split())
+    assert "Folder, GGUF file, or ORG/NAME of the hub" in shown
+    assert "MODEL/draft or FILE-draft" in shown
+
+
 @pytest.mark.parametrize("name", SHORT)
 def test_help_is_a_screen_and_the_settings_of_the_runtime_are_asked_for(name: str) -> None:
     short, whole = help_of(name, "--help"), help_of(name, "--help-all")

@@ -3,12 +3,14 @@ jump-forward appends, and the answer that the prompt suggests."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
 import pytest
 
 from ramiform.constrained import JsonSchema, Regex, Vocabulary, compile_constraint
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler.drafts.copies import JointTokens, PromptCopies
 from ramiform.runtime.scheduler.drafts.forced_text import Bounds, GoOn, can_force, with_forced_text
 from ramiform.runtime.scheduler.drafts.prepared_draft import StateBudget, prepare_draft
@@ -81,8 +83,6 @@ def test_a_guess_takes_what_is_forced_after_it_along_when_it_is_left_out() -> No
 
 @pytest.mark.parametrize("params", [{"stop": ("at",)}, {"logprobs": True}])
 def test_forced_text_that_is_scored_or_may_end_the_output_is_left_to_its_step(params: dict[str, object]) -> None:
-    from ramiform.runtime.protocol.sampling import LogprobParams
-
     runtime = Runtime()
     if params.get("logprobs"):
         params = {"logprobs": LogprobParams(num_top=0)}
@@ -166,3 +166,24 @@ def test_the_likeliest_nodes_are_grown_and_no_more_than_wanted() -> None:
         assert {bytes(grown.path(node)) for node in range(len(grown))} == expected
     chain = with_forced_text(made, tree, encode, Bounds(4, 1), budget=None)
     assert chain.parents == [-1, 0], "one child of each node, as models with a recurrent state need it"
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_model_that_verifies_chains_gets_no_tree_for_a_constrained_text(scored: bool) -> None:
+    """Copies and joints are alternatives; a recurrent state has one next token."""
+    runtime = Runtime(num_state_slots=8, speculative="suffix", speculative_adaptive=False, speculative_eagle_topk=1)
+    language = [[2, 3] * 8, [3, 2, 2, 3] * 4, [2, 2, 3, 3, 2] * 3]
+    for index in range(6):
+        runtime.add(
+            generate(
+                f"r{index}",
+                [2, 3, 2, 2, 3, 3] * 3,
+                constraint=Constraint("choices", json.dumps(language)),
+                max_new_tokens=20,
+                logprobs=LogprobParams(num_top=0) if scored else None,
+            )
+        )
+        runtime.finish()
+    rows = [row for plan in runtime.plans for row in plan.rows if row.parents]
+    assert all(row.parents == list(range(-1, len(row.parents or ()) - 1)) for row in rows)
+    assert rows

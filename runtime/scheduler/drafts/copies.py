@@ -67,6 +67,7 @@ class PromptCopies:
         self._token_bytes, self._joints = joints.token_bytes, joints
         self._prompt = self._text(prompt[-MAX_PROMPT_BYTES:])[-MAX_PROMPT_BYTES:]
         self._seen: set[tuple[Place, int]] = set()
+        self._ids: dict[tuple[tuple[int, ...], bytes], list[int]] = {}  # of texts after a token
         self._copied = 0  # end of the place that was copied last
 
     def propose(self, output: Sequence[int], path: Sequence[int], encode: Encode) -> DraftTree | None:
@@ -131,7 +132,10 @@ class PromptCopies:
     ) -> None:
         """Add the tokens of the text `copy`, which may end after each of its words."""
         parent, length = -1, 0
-        for token in (*(encode(output, copy) if copy else ()), None):
+        before = tuple(output[-1:])
+        if (ids := self._ids.get((before, copy))) is None:
+            ids = self._ids[before, copy] = encode(before, copy) if copy else []
+        for token in (*ids, None):
             if copy[length : length + 1].isalnum():
                 chance *= _IN_WORD
             else:
