@@ -16,9 +16,9 @@ import msgspec
 from ...programs.records.view import ProgramRow, ProgramView
 
 MAX_RECORDS = 10_000
-MAX_RECORD_BYTES = 64 << 20  # estimated, of all records together
+MAX_LOG_BYTES = 64 << 20  # estimated, of all records together
 MAX_RECORD_BYTES = 8 << 20  # of one: later operations of it are not recorded
-RECORD_BYTES = 600  # of a record without operations
+RECORD_BYTES = 1500  # of a record without operations or samples
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ class ProgramLog:
         decode: Callable[[list[int]], str] | None = None,
         *,
         max_records: int = MAX_RECORDS,
-        max_bytes: int = MAX_RECORD_BYTES,
+        max_bytes: int = MAX_LOG_BYTES,
     ) -> None:
         self.version = 0  # grows with every change
         self.decode = decode

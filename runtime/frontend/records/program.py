@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -34,8 +35,9 @@ from ...protocol.session import (
 )
 from .log import Owner, ProgramLog
 
-OPERATION_BYTES = 400  # of an operation without its text, and its answer
-GENERATION_BYTES = 900  # of one that asks the model: its settings, counts and times
+OPERATION_BYTES = 250  # of an operation without its text, and its answer
+GENERATION_BYTES = 1300  # of one that asks the model: its settings, counts and times
+STATE_BYTES = 700  # of a state that a fork opened
 
 _NO_TITLE = "program"
 _NOT_ANSWERED = "it ended before its operations were answered"
@@ -130,21 +132,13 @@ class ProgramRecord:
             self.cut = True
             return
         now = time.monotonic()
-        num_bytes = OPERATION_BYTES * len(message.operations)
+        num_bytes = OPERATION_BYTES * len(message.operations) + sum(map(_num_bytes, message.operations))
         num_generations = 0
         for op, operation in enumerate(message.operations, start=message.first):
             match operation:
-                case Text(text=text) | Generated(text=text):
-                    num_bytes += len(text)
-                case Gen(sampling=sampling):
-                    num_generations += 1
-                    num_bytes += GENERATION_BYTES
-                    if sampling.constraint is not None:
-                        num_bytes += len(sampling.constraint.source)
-                case Select() | Decide():
+                case Gen() | Select() | Decide():
                     num_generations += 1
                 case Fork(children=children):
-                    num_bytes += OPERATION_BYTES * len(children)
                     for child in children:
                         self.states.setdefault(child, StateRecord(child, now, state, op))
                 case Rollback(mark=mark):
@@ -154,7 +148,7 @@ class ProgramRecord:
         state.operations += message.operations
         for note in message.notes:
             state.notes.append((now, note))
-            num_bytes += len(note.code) + len(note.place)
+            num_bytes += sys.getsizeof(note.code) + sys.getsizeof(note.place)
             for number in note.called:
                 if (called := self.states.get(number)) is not None and called is not state and called.parent is None:
                     called.parent, called.forked_at = state, None
@@ -177,16 +171,20 @@ class ProgramRecord:
         if answer.op != len(state.answers) or answer.op >= len(state.operations):
             return
         found: str | dict[str, Any] | ErrorInfo
+        texts: list[str | None] = []
         if isinstance(answer, Failed):
             found = answer.error
             state.errors[answer.op] = answer.error
+            texts = [answer.error.message]
         elif answer.sequences or answer.choice is not None or answer.answers is not None:
             found = self._generated(answer)
+            texts = [found["text"], *found.get("samples", ())]
         else:
             found = answer.text[: MAX_TEXT + 1]
+            texts = [found]
         self.last_change = time.monotonic()
         state.answers.append((self.last_change, found))
-        self.entry.touch(len(found) if isinstance(found, str) else 0)
+        self.entry.touch(sum(map(sys.getsizeof, texts)))
         self._finish_returned()
 
     def close(self, states: tuple[int, ...]) -> None:
@@ -202,7 +200,7 @@ class ProgramRecord:
         """Record what a text that the client supplied comes from."""
         if (found := self.states.get(state)) is not None and op < len(found.operations):
             found.labels[op] = label
-            self.entry.touch(len(label))
+            self.entry.touch(sys.getsizeof(label))
 
     def end(self, error: ErrorInfo | None = None, *, lost: bool = False, is_final: bool = True) -> None:
         """Record the end of the program, and the error that ended it. `lost`: not by the program itself.
@@ -268,7 +266,7 @@ class ProgramRecord:
         if not self.entry.has_room:
             self.cut = True
             return
-        self.entry.touch(OPERATION_BYTES * len(new))
+        self.entry.touch(STATE_BYTES * len(new))
         for child in new:
             self.states.setdefault(child, StateRecord(child, time.monotonic(), state, op))
         state.operations[op] = Fork((*recorded.children, *new))
@@ -398,6 +396,17 @@ class ProgramRecord:
         notes = [note for state in self.states.values() for _, note in state.notes]
         waits = [wait for note in notes for wait in note.waits]
         return {one.place: one.code for one in (*notes, *waits) if one.code}
+
+
+def _num_bytes(operation: Operation) -> int:
+    """Return the bytes that an operation takes beyond OPERATION_BYTES, and the states that it opens."""
+    match operation:
+        case Text(text=text) | Generated(text=text):
+            return sys.getsizeof(text)
+        case Fork(children=children):
+            return STATE_BYTES * len(children)
+    own = GENERATION_BYTES if isinstance(operation, Gen | Select | Decide) else 0
+    return own + len(msgspec.msgpack.encode(operation))
 
 
 def _repeats(operation: Operation, recorded: Operation) -> bool:

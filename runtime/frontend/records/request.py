@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from ...protocol.session import Gen, Sequence
 from .log import Owner, ProgramLog
 
 MAX_PROMPT = 1500  # tokens of a prompt that are kept: mostly more than MAX_TEXT characters
-SAMPLE_BYTES = 1200  # of a sample without its texts
+SAMPLE_BYTES = 850  # of a sample without its texts
+CONSTRAINT_BYTES = 600  # of its constraint without the source
 
 current_request: ContextVar[RequestRecorder | None] = ContextVar("ramiform_request", default=None)
 
@@ -110,7 +112,7 @@ class SampleRecord:
         self.status = status
         if (request := self._request) is not None:
             self._request = None  # with the last sample its request is free at once
-            request.sample_ended(len(self.text or ""))
+            request.sample_ended(sys.getsizeof(self.text) + sys.getsizeof(self.error))
 
 
 class RequestRecord:
@@ -135,7 +137,8 @@ class RequestRecord:
         if self.entry.has_room:
             self.samples.append(sample)
         constraint = sampling.constraint
-        self.entry.touch(SAMPLE_BYTES + (0 if constraint is None else len(constraint.source)))
+        more = 0 if constraint is None else CONSTRAINT_BYTES + sys.getsizeof(constraint.source)
+        self.entry.touch(SAMPLE_BYTES + more)
         return sample
 
     def sample_ended(self, num_bytes: int) -> None:

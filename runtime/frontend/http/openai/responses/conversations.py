@@ -1,9 +1,10 @@
 """Conversations: lists of items that responses read and extend. Each is kept by the frontend that created it, which
-answers the others' questions for it."""
+answers the others' questions for it. Items are kept as JSON, so that their size is known."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -20,7 +21,9 @@ from .items import new_item_id
 from .output import new_id
 
 MAX_CONVERSATIONS = 4096
-MAX_CONVERSATION_BYTES = 64 << 20  # of all conversations, as JSON
+MAX_CONVERSATION_BYTES = 64 << 20
+ENTRY_BYTES = 1300  # of a conversation without its items
+ITEM_BYTES = 200  # of an item without its JSON
 KEPT_SECONDS = 3600.0  # since a conversation was used
 
 Item = dict[str, Any]
@@ -35,9 +38,9 @@ class StoredConversation:
     owner: str | None
     created_at: int
     metadata: dict[str, str]
-    items: dict[str, Item] = field(default_factory=dict)
-    num_bytes: int = 0
     expires: float = 0.0
+    _items: dict[str, bytes] = field(default_factory=dict)
+    _item_bytes: int = 0
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -48,12 +51,32 @@ class StoredConversation:
             "metadata": self.metadata,
         }
 
+    @property
+    def num_bytes(self) -> int:
+        return ENTRY_BYTES + sum(map(sys.getsizeof, self.metadata.values())) + self._item_bytes
+
+    def items(self) -> list[Item]:
+        return [msgspec.json.decode(packed) for packed in self._items.values()]
+
+    def find(self, item_id: str) -> Item | None:
+        packed = self._items.get(item_id)
+        return None if packed is None else msgspec.json.decode(packed)
+
     def add(self, items: Collection[Item]) -> list[Item]:
         """Append items and return them; one whose id is taken gets another."""
-        added = [item if item["id"] not in self.items else item | {"id": new_item_id(item)} for item in items]
-        self.items |= {item["id"]: item for item in added}
-        self.num_bytes += sum(map(_num_bytes, added))
+        added = [item if item["id"] not in self._items else item | {"id": new_item_id(item)} for item in items]
+        for item in added:
+            packed = self._items[item["id"]] = msgspec.json.encode(item)
+            self._item_bytes += sys.getsizeof(packed) + ITEM_BYTES
         return added
+
+    def remove(self, item_id: str) -> Item | None:
+        """Remove an item; return None if there is none of that id."""
+        if (packed := self._items.pop(item_id, None)) is None:
+            return None
+        self._item_bytes -= sys.getsizeof(packed) + ITEM_BYTES
+        item: Item = msgspec.json.decode(packed)
+        return item
 
 
 class ConversationStore:
@@ -96,7 +119,7 @@ class ConversationStore:
         """Return the items of those ids, by id."""
         self._evict()
         mine = [entry for entry in self._entries.values() if entry.owner == owner]
-        return {name: entry.items[name] for name in ids for entry in mine if name in entry.items}
+        return {name: item for name in ids for entry in mine if (item := entry.find(name)) is not None}
 
     def _evict(self) -> None:
         now, num_bytes = self._clock(), sum(entry.num_bytes for entry in self._entries.values())
@@ -119,7 +142,6 @@ class SharedConversations:
 
     def create(self, metadata: dict[str, str], items: Collection[Item]) -> dict[str, Any]:
         entry = StoredConversation(new_id("conv"), current_tenant.get().key, int(time.time()), metadata)
-        entry.num_bytes = len(msgspec.json.encode(metadata))
         entry.add(items)
         self.store.put(entry)
         return entry.shown
@@ -167,15 +189,13 @@ class SharedConversations:
         items: list[Item] = []
         match action:
             case "read":
-                items = [*entry.items.values()]
+                items = entry.items()
             case "update":
-                entry.num_bytes += len(msgspec.json.encode(value)) - len(msgspec.json.encode(entry.metadata))
                 entry.metadata = value
             case "add":
                 items = entry.add(value)
-            case "remove" if value in entry.items:
-                items = [entry.items.pop(value)]
-                entry.num_bytes -= _num_bytes(items[0])
+            case "remove":
+                items = [item for item in [entry.remove(value)] if item is not None]
         if action == "delete":
             self.store.remove(name)
         else:
@@ -185,7 +205,3 @@ class SharedConversations:
 
 def no_item(name: str, item_id: str) -> RequestError:
     return NotFoundError(f"conversation {name!r} has no item {item_id!r}", param="item_id", code="not_found")
-
-
-def _num_bytes(item: Item) -> int:
-    return len(msgspec.json.encode(item))

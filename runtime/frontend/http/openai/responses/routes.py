@@ -157,10 +157,10 @@ class ResponsesApi:
                 async for event in events:
                     if entry.events is not None:
                         entry.events.add(event)
-            if entry.events is not None and self._store.get(entry.response["id"], entry.owner) is entry:
+            if entry.events is not None and self._store.get(entry.id, entry.owner) is entry:
                 self._store.put(entry)  # its size is known now
         except asyncio.CancelledError:
-            entry.response["status"] = "cancelled"
+            entry.response |= {"status": "cancelled"}
             raise
         except RamiformError:
             return  # recorded in the entry

@@ -71,7 +71,7 @@ class ResponseService:
         if response_id is None:
             return None
         stored = self.store.get(response_id, current_tenant.get().key)
-        found = next((entry for entry in recent if entry.response["id"] == response_id), stored)
+        found = next((entry for entry in recent if entry.id == response_id), stored)
         if found is None or found.response["status"] not in ("completed", "incomplete"):
             raise RequestError(
                 f"there is no finished response {response_id!r}: not stored, or forgotten",
@@ -105,7 +105,7 @@ class ResponseService:
         items = [*before, *entry.input]
         chat = await (self._request(body, items) if body.truncation != "auto" else self._shortened(body, items))
         if chat.prompt.session is None:  # responses that continue one another are a session
-            session = requested_session(None, chain=name or entry.first.response["id"])
+            session = requested_session(None, chain=name or entry.first.id)
             chat = replace(chat, prompt=replace(chat.prompt, session=session))
         return chat
 

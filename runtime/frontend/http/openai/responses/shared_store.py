@@ -116,7 +116,7 @@ class SharedResponseStore:
         entry = self._asked_for(question)
         if entry is None:
             return False
-        self._store.remove(entry.response["id"])
+        self._store.remove(entry.id)
         if entry.task is not None:
             entry.task.cancel()
         return True
@@ -128,7 +128,7 @@ class SharedResponseStore:
         entry.task.cancel()
         await asyncio.wait({entry.task})
         if entry.response["status"] == "queued":  # the task had not begun
-            entry.response["status"] = "cancelled"
+            entry.response |= {"status": "cancelled"}
         return True
 
     def _asked_for(self, question: str | None) -> StoredResponse | None:

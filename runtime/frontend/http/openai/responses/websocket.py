@@ -85,7 +85,7 @@ class ResponseWebSocket:
                 await self._refuse(error)
 
     async def _answer(self, body: ResponseBody) -> None:
-        if not any(entry.response["id"] == body.previous_response_id for entry in self._recent):
+        if not any(entry.id == body.previous_response_id for entry in self._recent):
             await self._shared.copy_here(body.previous_response_id)
         entry = await self._responses.entry(body, self._recent)
         chat = await self._responses.chat_request(body, entry)
@@ -100,7 +100,7 @@ class ResponseWebSocket:
     def _forget(self, fields: Any) -> None:
         """Drop the previous response of a failed continuation, so that it cannot be continued again."""
         gone = fields.get("previous_response_id") if isinstance(fields, dict) else None
-        kept = [entry for entry in self._recent if entry.response["id"] != gone]
+        kept = [entry for entry in self._recent if entry.id != gone]
         self._recent = deque(kept, maxlen=MAX_RECENT)
 
     async def _refuse(self, error: RamiformError) -> None:

@@ -13,13 +13,13 @@ def conversation(name: str, *texts: str, owner: str | None = None) -> StoredConv
     return made
 
 
-@pytest.mark.parametrize(("bounds", "kept"), [({"max_entries": 2}, "ac"), ({"max_bytes": 2500}, "ac"), ({}, "abc")])
+@pytest.mark.parametrize(("bounds", "kept"), [({"max_entries": 2}, "ac"), ({"max_bytes": 25_000}, "ac"), ({}, "abc")])
 def test_the_last_used_are_kept(bounds: dict[str, int], kept: str) -> None:
     store = ConversationStore(**bounds)  # type: ignore[arg-type]
     for name in "ab":
-        store.put(conversation(name, "x" * 1000))
+        store.put(conversation(name, "x" * 10_000))
     store.put(store.get("a", None) or conversation("none"))
-    store.put(conversation("c", "x" * 1000))
+    store.put(conversation("c", "x" * 10_000))
     assert [name for name in "abc" if store.get(name, None)] == list(kept)
 
 
@@ -48,6 +48,6 @@ def test_a_key_finds_its_own() -> None:
 
 def test_ids_stay_different() -> None:
     made = conversation("a", "one")
-    [again] = made.add([made.items["a0"]])
+    [again] = made.add([item for item in made.items() if item["id"] == "a0"])
     assert again["id"] != "a0"
-    assert [item["content"] for item in made.items.values()] == ["one", "one"]
+    assert [item["content"] for item in made.items()] == ["one", "one"]

@@ -48,25 +48,45 @@ def test_they_are_forgotten_after_a_while() -> None:
 
 
 def test_long_ones_push_others_out() -> None:
-    store = ResponseStore(max_bytes=1000)
+    store = ResponseStore(max_bytes=10_000)
     for number in range(10):
-        store.put(entry(str(number), filler="x" * 200))
+        store.put(entry(str(number), filler="x" * 2000))
     assert 1 <= len(store) < 6
-    store.put(entry("huge", filler="x" * 2000))
+    store.put(entry("huge", filler="x" * 20_000))
     assert len(store) == 0
 
 
+def test_a_finished_response_is_kept_as_json_and_one_that_runs_as_it_is() -> None:
+    store = ResponseStore()
+    running, finished = entry("a", status="in_progress"), entry("b", status="completed")
+    for each in (running, finished):
+        store.put(each)
+    assert running.response is running.response
+    assert finished.response is not finished.response
+    assert finished.response["output"] == entry("b").response["output"]
+    finished.response |= {"status": "cancelled"}
+    assert finished.response["status"] == "cancelled"
+
+
+def test_items_are_found_by_id_in_inputs_and_outputs() -> None:
+    store = ResponseStore()
+    given, made = {"id": 'in"1', "type": "message"}, {"id": "out", "type": "message", "text": "unlike"}
+    store.put(StoredResponse({"id": "a", "output": [made]}, [given], owner="one"))
+    assert store.items(['in"1', "out", "unlike", "none"], "one") == {'in"1': given, "out": made}
+    assert store.items(["out"], "another") == {}
+
+
 def test_what_a_conversation_keeps_alive_counts_as_long_as_it_does() -> None:
-    store = ResponseStore(max_bytes=3000)
+    store = ResponseStore(max_bytes=30_000)
     for number in range(10):
-        long = entry(f"long {number}", filler="x" * 2000)
+        long = entry(f"long {number}", filler="x" * 20_000)
         store.put(long)
         store.put(entry(f"short {number}", long))
         store.remove(f"long {number}")
         assert len(store) == 1, "the long one before it takes its room still"
     store.remove("short 9")
     for number in range(5):
-        store.put(entry(str(number), filler="x" * 200))
+        store.put(entry(str(number), filler="x" * 2000))
     assert len(store) == 5
 
 
