@@ -44,7 +44,12 @@ LAYERS = (
     ("lang/search", "lang/storage"),
     ("lang/running",),
     ("lang",),
-    ("runtime/processes/bounded_sleep", "runtime/processes/parent_watchdog", "runtime/processes/logs"),
+    (
+        "runtime/processes/bounded_sleep",
+        "runtime/processes/parent_watchdog",
+        "runtime/processes/logs",
+        "runtime/processes/memory",
+    ),
     ("runtime/scheduler",),
     ("runtime/models/gguf/file",),
     ("runtime/tokenizer", "runtime/models"),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from ..engine import ForwardEngine
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import build_rank_zero_engine
 from ..processes import logs, parent_watchdog
+from ..processes.memory import give_back_memory
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import Abort, CoreReply, FromCore, ToCore
 from ..protocol.errors import RamiformError, RuntimeFailed
@@ -44,7 +44,6 @@ NEW_OBJECTS, YOUNG_COLLECTION_INTERVAL = 7000, 1
 IDLE_COLLECTION_INTERVAL = 50
 BUSY_COLLECTION_INTERVAL = 5_000
 COLLECTION_DELAY_MS = 100  # time without a request before a full collection
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 FAILURE_LINGER_SECONDS = 10.0  # time that a core that cannot start waits for the frontends to attach
 
 
@@ -56,17 +55,8 @@ def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, 
     messages = list(link.receive(COLLECTION_DELAY_MS))
     if not messages:
         gc.collect()
-        _give_back_memory()
+        give_back_memory()
     return messages
-
-
-def _give_back_memory() -> None:
-    """Return freed memory to the system: glibc keeps what lies between allocations that live on.
-
-    A large grammar that is dropped leaves such gaps, so without this a core keeps the memory of the largest it has had.
-    """
-    if _LIBC is not None and hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
 
 
 def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> None:

@@ -9,11 +9,13 @@ import asyncio
 import gc
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 import zmq.asyncio
 
 from ..processes.bounded_sleep import STEP_SECONDS, poll_until
+from ..processes.memory import give_back_memory
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RuntimeFailed
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
 DRAIN_IDLE_SECONDS = 0.5  # without a request, after which programs count as done: they compute between requests
 FULL_COLLECTION_INTERVAL = 100  # collections of the middle generation, of some 7,000 new objects each
+MEMORY_SECONDS = 30.0  # from one return of freed memory to the next
 FAILURE_MESSAGE_SECONDS = 0.3  # the time that a core's last message may take after its process has ended
 
 
@@ -48,6 +51,15 @@ def begin_collections() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
+
+
+async def return_memory(is_idle: Callable[[], bool], seconds: float = MEMORY_SECONDS) -> NoReturn:
+    """Return freed memory to the system again and again. A process that is idle collects its garbage before."""
+    while True:
+        await asyncio.sleep(seconds)
+        if is_idle() and gc.get_count()[2]:  # younger objects were collected since the last full collection
+            gc.collect()
+        await asyncio.to_thread(give_back_memory)
 
 
 class Frontend:
@@ -96,6 +108,7 @@ class Frontend:
         self._http: HttpServer | None = None
         self._page: Page | None = None
         self._batches: BatchRunner | None = None
+        self._memory: asyncio.Task[NoReturn] | None = None
         self._closed = asyncio.Event()
 
     @property
@@ -144,6 +157,11 @@ class Frontend:
         """Begin to send programs to the other frontends, which answer now."""
         self._program_server.share()
 
+    def begin_collections(self) -> None:
+        """Collect garbage and return memory as a process that is the frontend's alone does."""
+        begin_collections()
+        self._memory = asyncio.create_task(return_memory(lambda: not self._core.num_live), name="memory")
+
     def _move_programs(self, address: str | None) -> None:
         """Send clients with programs to another runtime's server, when their states wait."""
         self._program_server.move_clients(address)
@@ -181,6 +199,8 @@ class Frontend:
         if self._closed.is_set():
             return
         reason = SHUT_DOWN_ERROR if error is None else error
+        if self._memory is not None:
+            self._memory.cancel()
         if self._batches is not None:
             await self._batches.stop()
         self._core.fail(reason)

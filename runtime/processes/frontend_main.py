@@ -130,9 +130,7 @@ async def _supervise(
             # A failing core reports the reason before it exits; the message may still be on its way.
             await asyncio.wait({all_ready}, timeout=START_FAILURE_SECONDS)
         if all_ready.done():
-            from ..frontend.process import begin_collections
-
-            begin_collections()
+            frontend.begin_collections()
             on_start(Started(all_ready.result(), frontend.http_port, frontend.tcp_address))
             await asyncio.wait({*deaths, end_requested, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
         if drain_requested.done() and not end_requested.done():

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import BinaryIO, NoReturn
 
-from ..frontend.process import Frontend, begin_collections
+from ..frontend.process import Frontend
 from ..models.checkpoint import find_checkpoint
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RamiformError
@@ -40,7 +40,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
     frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), index=index, listener=listener)
     try:
         await frontend.start()
-        begin_collections()
+        frontend.begin_collections()
         reports.write(b"ready\n")
         end_requested = asyncio.ensure_future(end.wait())
         drain_requested = asyncio.ensure_future(drain.wait())
