@@ -32,7 +32,7 @@ PANELS = {
     "Page for browsers": "page page_texts",
     "Access and limits": "api_key admin_key cache_scope max_requests_per_key requests_per_minute_per_key "
     "max_connections max_connections_per_address",
-    "Model's dialect": "tool_call_parser tool_calls reasoning_parser trust_request_chat_template",
+    "Model's dialect": "tool_call_parser tool_calls reasoning_parser reranker trust_request_chat_template",
     "Programs of other machines": "bind keys",
     "Processes": "frontends drain_seconds",
     "Logs and traces": "log_level log_format log_requests otlp_endpoint",

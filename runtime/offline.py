@@ -30,6 +30,7 @@ from .frontend.chat.service import ChatService
 from .frontend.core.client import CoreClient
 from .frontend.text.generation import Generator
 from .frontend.text.merge import gather_or_cancel
+from .frontend.text.relevance import RelevanceModel
 from .models.checkpoint import find_checkpoint
 from .processes.launch import Runtime
 from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
@@ -110,7 +111,12 @@ class Engine:
             reasoning_parser=serve.reasoning_parser,
             trusts_templates=serve.trust_request_chat_template,
         )
-        return GenerateAnswers(generator), ChatAnswers(service), EmbeddingAnswers(generator), ScoreAnswers(generator)
+        return (
+            GenerateAnswers(generator),
+            ChatAnswers(service),
+            EmbeddingAnswers(generator),
+            ScoreAnswers(generator, RelevanceModel(generator, serve.reranker)),
+        )
 
     def generate(
         self,

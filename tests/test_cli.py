@@ -104,6 +104,7 @@ HTTP_FLAGS = {
     "--tool-call-parser",
     "--tool-calls",
     "--reasoning-parser",
+    "--reranker",
     "--trust-request-chat-template",
     "--uds",
     "--ssl-certfile",

@@ -222,6 +222,7 @@ def _model_info(config: CoreConfig, path: Path, name: str, engine: ForwardEngine
         revision=None if origin is None else origin.commit,
         version=__version__,
         quantisation=_quantisation(config, path),
+        is_classifier=read_config(path, config.model_impl).classifies,
         **asdict(engine.info),
     )
 

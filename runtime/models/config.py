@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,6 +54,7 @@ LLAMA_LAYOUT = StoredLayout()
 
 LayerPart = Literal["both", "mixer", "mlp"]  # a mixer attends or is recurrent
 
+CLASSIFICATION_HEAD = r"(score|classifier)\."
 _MAX_LAYERS = 10_000  # parse_config makes a value for each
 
 
@@ -81,6 +83,7 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: QkNorm | None  # RMS norms of queries and keys before rope
     tied_embeddings: bool
+    classifies: bool = False  # the checkpoint ends in a classification head, which is computed apart
     activation: Activation = "silu"
     mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # modules of a dense MLP in the checkpoint
     norm: NormKind = "rms"
@@ -210,7 +213,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
 
     Raises CheckpointError, naming the field and its value, for an unknown architecture or setting.
     """
-    architecture = _architecture(ConfigFields(raw, file))
+    architecture, classifies = _architecture(ConfigFields(raw, file))
     family, fields = _family_fields(FAMILIES[architecture], raw, file)
     kinds = layer_kinds(fields) if family.recurrent is not None and family.recurrent.one_part else []
     num_layers = len(kinds) or fields.count("num_hidden_layers", most=_MAX_LAYERS)
@@ -242,7 +245,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         o_bias=_flag(fields, family.o_bias),
         mlp_bias=_flag(fields, family.mlp_bias),
         qk_norm=family.qk_norm,
-        tied_embeddings=fields.boolean("tie_word_embeddings", default=family.tied_embeddings),
+        tied_embeddings=classifies or fields.boolean("tie_word_embeddings", default=family.tied_embeddings),
+        classifies=classifies,
         activation=_activation(fields, family),
         mlp_names=family.mlp_names,
         norm=family.norm,
@@ -256,7 +260,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         logit_scale=logit_scale,
         logit_cap=_optional(fields, family.logit_cap_field),
         head_bias=family.head_bias,
-        stored=_stored_layout(fields, family, num_layers),
+        stored=_stored_layout(fields, family, num_layers, classifies),
         latent=latent,
         experts=experts,
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
@@ -374,14 +378,15 @@ def _experts_as_stored(
     return experts
 
 
-def _stored_layout(fields: ConfigFields, family: Family, num_layers: int) -> StoredLayout:
+def _stored_layout(fields: ConfigFields, family: Family, num_layers: int, classifies: bool) -> StoredLayout:
+    skipped = [_skipped(fields, family, num_layers), CLASSIFICATION_HEAD if classifies else None]
     return StoredLayout(
         family.stored_qkv,
         family.stored_gate_up == "stacked",
         family.transposed,
         family.interleaved_rope,
         family.renames,
-        _skipped(fields, family, num_layers),
+        "|".join(filter(None, skipped)) or None,
     )
 
 
@@ -401,13 +406,15 @@ def _query_scales(fields: ConfigFields) -> QueryScales | None:
     return QueryScales(fields.number("attn_scale", default=0.1), fields.number("floor_scale", default=8192.0))
 
 
-def _architecture(fields: ConfigFields) -> str:
+def _architecture(fields: ConfigFields) -> tuple[str, bool]:
+    """Return the family's class, and True if the checkpoint's is the same decoder with a classification head."""
     names = fields.raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.invalid("architectures", "must list the model's class")
-    if names[0] not in FAMILIES:
+    name = re.sub(r"ForSequenceClassification$", "ForCausalLM", names[0])
+    if name not in FAMILIES:
         raise fields.unsupported("architectures", f"supported: {', '.join(FAMILIES)}; {names[0]!r} is")
-    return str(names[0])
+    return name, name != names[0]
 
 
 def _activation(fields: ConfigFields, family: Family) -> Activation:

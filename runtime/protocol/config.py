@@ -66,6 +66,7 @@ ToolFormatName = Literal[
 
 # Formats of reasoning; the frontend has their markers.
 ToolCallReading = Literal["lenient", "strict"]
+RerankerName = Literal["auto", "none", "qwen3", "bge"]
 ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "gemma4", "harmony", "granite"]
 
 
@@ -416,6 +417,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: Annotated[
         Literal["auto", "none", ReasoningFormatName],
         Meta(description="format of the model's reasoning, separated from answers; auto: as in its chat template"),
+    ] = "auto"
+    reranker: Annotated[
+        RerankerName,
+        Meta(description="prompt of a query and a document for scores of relevance; auto: as the model's name says"),
     ] = "auto"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="log level of all processes")

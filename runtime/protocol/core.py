@@ -50,6 +50,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_sinks: int = 0  # first tokens that they always attend to
     streaming_window: int = 0  # tokens of a rolling window, which approximates the model; 0: attention is its own
     version: str
+    is_classifier: bool = False  # the checkpoint ends in a classification head: it generates no text
     adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
 
     @property

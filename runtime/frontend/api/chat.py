@@ -19,6 +19,7 @@ from .chat_messages import template_messages
 from .chunks import ChunkBuilder
 from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from .rendered import rendered_request
 from .usage import DraftCounts, Stopwatch, Usage
 
 
@@ -41,6 +42,12 @@ class ChatAnswers:
         body.check(self._generator.core.require_info())
         prompt = (await self._chat_request(body)).prompt
         return prompt.tokens, prompt.sampling.max_new_tokens
+
+    async def rendered(self, body: ChatBody) -> dict[str, Any]:
+        """Return the prompt and what would be asked of the core, in vLLM's form. Raises RamiformError."""
+        head = self._head(body)
+        prompt = (await self._chat_request(body)).prompt
+        return rendered_request(head["id"], head["model"], body, prompt)
 
     async def chunks(self, body: ChatBody) -> AsyncGenerator[dict[str, Any]]:
         """Yield the chunks of the answer, as JSON values. Raises RamiformError."""

@@ -291,7 +291,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "guided_whitespace_pattern",
     ),
     "the chat template decides whether the model reasons": ("require_reasoning", "thinking_forced_open"),
-    "the models are not trained to fill in text": ("suffix",),
+    "/infill writes between two texts, with models that are trained to": ("suffix",),
     "an expected answer would not make this one faster": ("prediction",),
     "the server keeps no templates of prompts: send their text as instructions and input": ("prompt",),
 }

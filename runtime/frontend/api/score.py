@@ -1,4 +1,5 @@
-"""Answers of `/v1/score`: log-probabilities of continuations of a prompt, or SGLang's probabilities of label tokens."""
+"""Answers of `/v1/score`: log-probabilities of continuations, SGLang's probabilities of label tokens, vLLM's scores of
+pairs of texts."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from ...protocol.core import ModelInfo, RequestOptions
 from ...protocol.errors import RequestError
 from ...protocol.sampling import MAX_ASKED_LOGPROBS, LogprobParams, SamplingParams
 from ..text.generation import Generator, Prompt
+from ..text.relevance import RelevanceModel
 from ..text.scoring import Continuation, Scored, score
-from .bodies import Many, RequestBody, Text, TokenIds, described, example
+from .bodies import Many, Text, TokenIds, described, example
 from .fields import require_model
+from .relevance import Documents, DocumentText, RelevanceAnswers, ScoredBody, TextPairs, texts_of
 from .usage import Usage
 
 MAX_CONTINUATIONS = 1024
@@ -24,10 +27,14 @@ IdLists = Annotated[Many[Annotated[TokenIds, described(minItems=1)]], described(
 _NULL = {"type": "null"}
 
 
-class ScoreBody(RequestBody):
-    """Either continuations, texts after a text or token ids after token ids; or a query, items and label tokens."""
+_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))  # vLLM's names
+Compared = Text | DocumentText | Documents
 
-    model: Text | None = None
+
+class ScoreBody(ScoredBody):
+    """Continuations, texts after a text or token ids after token ids; a query, items and label tokens, as SGLang has
+    it; or two texts, or lists of them, to compare, as vLLM has it. The fields tell which is meant."""
+
     model_config = example(
         {"prompt": "The capital of France is", "continuations": [" Paris", " Rome"]},
         oneOf=[
@@ -44,6 +51,7 @@ class ScoreBody(RequestBody):
                     "continuations": _NULL,
                 },
             },
+            *({"required": [*names], "properties": {name: {"not": _NULL} for name in names}} for names in _PAIRS),
         ],
     )
     prompt: Text | Annotated[TokenIds, described(minItems=1)] | None = None
@@ -53,7 +61,31 @@ class ScoreBody(RequestBody):
     label_token_ids: Annotated[TokenIds, described(minItems=1, maxItems=MAX_ASKED_LOGPROBS)] | None = None
     apply_softmax: bool = False
     item_first: bool = False
-    cache_salt: Text = ""
+    text_1: Compared | None = None
+    text_2: Compared | None = None
+    queries: Compared | None = None
+    documents: Compared | None = None
+    data_1: Compared | None = None
+    data_2: Compared | None = None
+    instruction: Text | None = None
+
+    def pairs(self) -> TextPairs | None:
+        """Return the texts to compare; None: the body has another form. Raises RequestError for a half of a pair, and
+        for parts of several forms."""
+        names = dict.fromkeys(name for pair in _PAIRS for name in pair if name != "items")
+        given = [name for name in names if getattr(self, name) is not None]
+        if not given:
+            return None
+        others = ("query", "label_token_ids", "prompt", "continuations")
+        given += [name for name in ("items", *others) if getattr(self, name) is not None]
+        fields = next((pair for pair in _PAIRS if set(pair) == set(given)), None)
+        if fields is None:
+            wanted = " or ".join(" and ".join(pair) for pair in _PAIRS)
+            raise RequestError(f"to compare texts give {wanted}; got {' and '.join(given)}", param=given[0])
+        first, second = (getattr(self, name) for name in fields)
+        if any(isinstance(item, list) for item in [*(first if isinstance(first, list) else []), *second]):
+            raise RequestError("texts are compared, not token ids", param=fields[1])
+        return TextPairs(texts_of(first, fields[0]), texts_of(second, fields[1]), fields)
 
     @property
     def has_labels(self) -> bool:
@@ -72,13 +104,17 @@ class ScoreBody(RequestBody):
 class ScoreAnswers:
     """Answers requests for scores."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, relevance: RelevanceModel) -> None:
         self._generator = generator
+        self.relevance = RelevanceAnswers(generator, relevance)
 
     async def answer(self, body: ScoreBody) -> dict[str, Any]:
         """Return the answer. Raises RamiformError."""
         info = self._generator.core.require_info()
         adapter = require_model(info, body.model)
+        if (pairs := body.pairs()) is not None:
+            options = body.options(info)
+            return await self.relevance.score(pairs, options, raw=not body.use_activation, instruction=body.instruction)
         if body.has_labels:
             return await self._label_scores(body, info, adapter)
         batch = await self._batch(body)

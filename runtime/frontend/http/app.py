@@ -20,6 +20,7 @@ from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..core.tenant import Tenant
 from ..text.generation import Generator
+from ..text.relevance import RelevanceModel
 from . import errors, openapi
 from .anthropic.batches import MESSAGES_URL, MessageBatchesApi
 from .anthropic.body import MessagesBody
@@ -28,6 +29,8 @@ from .dashboard.access import PageAccess
 from .dashboard.constraint import ConstraintApi
 from .dashboard.records import RecordsApi
 from .dashboard.routes import Page
+from .llama_cpp.completions import LlamaCompletionsApi
+from .llama_cpp.state import LlamaStateApi
 from .middleware.auth import ApiKeys, AuthMiddleware, tenants
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
@@ -96,7 +99,7 @@ def create_app(
         ChatApi(chat_service),
         CompletionsApi(generator),
         EmbeddingsApi(generator),
-        ScoreApi(generator),
+        ScoreApi(generator, RelevanceModel(generator, config.reranker)),
     )
     responses, messages = ResponsesApi(chat_service, peers), MessagesApi(chat_service)
     endpoints = {
@@ -125,6 +128,8 @@ def create_app(
         chat,
         messages,
         MessageBatchesApi(app.state.batches),
+        LlamaCompletionsApi(generator),
+        LlamaStateApi(generator),
         OllamaApi(chat_service),
         OllamaModelsApi(chat_service),
         responses,

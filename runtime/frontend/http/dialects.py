@@ -68,6 +68,7 @@ OPENAI_NAMED = Dialect(
     lambda _, body: body, _named_event, _event, b"data: [DONE]\n\n"
 )  # each event has its type in a line of its own
 ANTHROPIC = Dialect(_anthropic_error, _named_event, _named_event, b"")
+LLAMA_CPP = Dialect(lambda _, body: body, _event, _event, b"")
 OLLAMA = Dialect(lambda _, body: {"error": body["error"]["message"]}, _line, _line, b"", "application/x-ndjson")
 _DIALECTS = {ANTHROPIC_PATH: ANTHROPIC, OLLAMA_PATH: OLLAMA}
 

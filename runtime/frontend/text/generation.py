@@ -288,6 +288,8 @@ class Generator:
         """
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
+        if self.core.require_info().is_classifier:
+            raise RequestError("the served model classifies texts and generates none", code="not_supported")
         seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed
         try:
             patterns = search(prompt.sampling.stop_regex)

@@ -32,7 +32,22 @@ class ChatApi:
                 responses=STREAM_RESPONSES,
                 include_in_schema=path not in CHAT_ALIASES,
             )
+        counts = "/chat/completions/input_tokens"
+        for path in (f"/v1{counts}", counts):  # llama-server's
+            router.add_api_route(
+                path, self.input_tokens, methods=["POST"], response_model=None, include_in_schema=path != counts
+            )
+        router.add_api_route("/v1/chat/completions/render", self.render, methods=["POST"], response_model=None)
         return router
+
+    async def input_tokens(self, body: ChatBody, request: Request) -> Response:
+        """Count the tokens of a chat's prompt."""
+        tokens, _ = await cancel_on_disconnect(request, self.answers.prompt(body))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+    async def render(self, body: ChatBody, request: Request) -> Response:
+        """Return a chat's prompt and its sampling parameters, without an answer."""
+        return json_response(await cancel_on_disconnect(request, self.answers.rendered(body)))
 
     async def create(self, body: ChatBody, request: Request) -> Response:
         """Generate the assistant's next message, or `n` alternatives."""

@@ -22,6 +22,7 @@ from ...api.chunks import ChunkBuilder
 from ...api.fields import MAX_TOP, CompletionFields
 from ...api.finish import finish_fields
 from ...api.logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
+from ...api.rendered import rendered_request
 from ...api.usage import DraftCounts, Stopwatch, Usage
 from ...core.sessions import core_retention
 from ...text.encoding import completion_token_limit
@@ -113,7 +114,14 @@ class CompletionsApi:
         router.add_api_route(
             "/v1/completions", self.create, methods=["POST"], response_model=None, responses=STREAM_RESPONSES
         )
+        router.add_api_route("/v1/completions/render", self.render, methods=["POST"], response_model=None)
         return router
+
+    async def render(self, body: CompletionBody, request: Request) -> Response:
+        """Return the tokens of each prompt and its sampling parameters, without an answer."""
+        head = self._head(body)
+        prompts = await cancel_on_disconnect(request, self._prompts(body, self._generator.core.require_info()))
+        return json_response([rendered_request(head["id"], head["model"], body, prompt) for _, prompt in prompts])
 
     async def create(self, body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several: texts or token ids."""

@@ -1,0 +1,1 @@
+"""llama-server's own routes: completions, filling in, and the facts of the server."""
