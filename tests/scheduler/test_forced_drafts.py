@@ -12,9 +12,9 @@ import pytest
 from ramiform.constrained import JsonSchema, Regex, Vocabulary, compile_constraint
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler.drafts.copies import JointTokens, PromptCopies
-from ramiform.runtime.scheduler.drafts.forced_text import Bounds, GoOn, can_force, with_forced_text
+from ramiform.runtime.scheduler.drafts.forced_text import DraftBounds, GoOn, can_force, with_forced_text
 from ramiform.runtime.scheduler.drafts.prepared_draft import StateBudget, prepare_draft
-from ramiform.runtime.scheduler.drafts.tree import DraftTree, GrowingTree
+from ramiform.runtime.scheduler.drafts.tree import DraftTree, MergedTree
 from ramiform.runtime.scheduler.request import Request
 
 from .harness import Runtime, generate
@@ -30,7 +30,9 @@ def encode(before: Sequence[int], data: bytes) -> list[int]:
 
 def with_forced(made: Request, text: bytes, go_on: GoOn | None = None, num_guesses: int = 20) -> DraftTree:
     chain = DraftTree.chain([*text], [-0.1 * (n + 1) for n in range(len(text))])
-    return with_forced_text(made, chain, encode, Bounds(num_guesses, 4), budget=StateBudget(balance=60.0), go_on=go_on)
+    return with_forced_text(
+        made, chain, encode, DraftBounds(num_guesses, 4), budget=StateBudget(balance=60.0), go_on=go_on
+    )
 
 
 def made_request(constraint: object = DATE, output: bytes = b"on: ") -> Request:
@@ -105,7 +107,7 @@ def copied(output: bytes) -> DraftTree:
     copies = PromptCopies([*PROMPT], JointTokens(BYTES))
     tree = copies.propose(output, (), encode)
     assert tree is not None
-    assert len(GrowingTree(tree)) == len(tree), "no token comes twice after a node"
+    assert len(MergedTree(tree)) == len(tree), "no token comes twice after a node"
     return tree
 
 
@@ -153,18 +155,18 @@ def test_a_schema_s_first_answer_is_drafted_from_one_value_into_the_next() -> No
 
     tree = go_on([])
     assert tree is not None
-    grown = with_forced_text(made, tree, encode, Bounds(60, 4), budget=None, go_on=go_on)
+    grown = with_forced_text(made, tree, encode, DraftBounds(60, 4), budget=None, go_on=go_on)
     assert any(grown.path(node)[:5] == [*b"rook", 256] and 258 in grown.path(node) for node in range(len(grown)))
-    assert len(with_forced_text(made, tree, encode, Bounds(3, 4), budget=None, go_on=go_on).tokens) >= 3
+    assert len(with_forced_text(made, tree, encode, DraftBounds(3, 4), budget=None, go_on=go_on).tokens) >= 3
 
 
 def test_the_likeliest_nodes_are_grown_and_no_more_than_wanted() -> None:
     made = made_request(Regex("[ab]{2,9}c"), b"")
     tree = DraftTree([*b"abab"], [-1, -1, 0, 1], [-1.0, -0.1, -1.5, -0.2])
     for size, expected in ((1, {b"b"}), (2, {b"b", b"bb"}), (3, {b"b", b"bb", b"a"})):
-        grown = with_forced_text(made, tree, encode, Bounds(size, 4), budget=None)
+        grown = with_forced_text(made, tree, encode, DraftBounds(size, 4), budget=None)
         assert {bytes(grown.path(node)) for node in range(len(grown))} == expected
-    chain = with_forced_text(made, tree, encode, Bounds(4, 1), budget=None)
+    chain = with_forced_text(made, tree, encode, DraftBounds(4, 1), budget=None)
     assert chain.parents == [-1, 0], "one child of each node, as models with a recurrent state need it"
 
 

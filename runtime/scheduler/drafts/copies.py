@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
-from .tree import DraftTree, GrowingTree
+from .tree import DraftTree, MergedTree
 
 MAX_PROMPT_BYTES = 1 << 14  # of the prompt's end that are searched
 TAIL_TOKENS = 48  # of the output, in which the value that is being written begins
@@ -78,7 +78,7 @@ class PromptCopies:
         output = [*output, *path]
         text = self._text(output)
         place, value = _place(text)
-        tree = GrowingTree()
+        tree = MergedTree()
         ends = list(self._joints.chances(place, self._seen))
         if place in ("string", "value") and value:
             for copy, chance in self._copies(value):
@@ -123,7 +123,7 @@ class PromptCopies:
 
     def _grow(
         self,
-        tree: GrowingTree,
+        tree: MergedTree,
         output: Sequence[int],
         copy: bytes,
         chance: float,
@@ -160,6 +160,6 @@ def _place(text: bytes) -> tuple[Place, bytes]:
     return "value", b"" if found is None else found.group()
 
 
-def _add(tree: GrowingTree, parent: int, ends: Sequence[tuple[int, float]], chance: float) -> None:
+def _add(tree: MergedTree, parent: int, ends: Sequence[tuple[int, float]], chance: float) -> None:
     for token, share in ends:
         tree.add(parent, token, math.log(chance * share))

@@ -22,12 +22,12 @@ from ..plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
 from ..request import Request
 from ..rows.sampling_inputs import request_mask
 from .copies import TAIL_TOKENS, JointTokens, PromptCopies
-from .forced_text import MAX_FORCED, Bounds, can_force, with_forced_text
+from .forced_text import MAX_FORCED, DraftBounds, can_force, with_forced_text
 from .lookahead import Lookahead
 from .ngram import NgramIndex
 from .prepared_draft import StateBudget, prepare_draft
 from .speculation_policy import Change, Kind, SpeculationPolicy, StepWork
-from .tree import DraftTree, GrowingTree
+from .tree import DraftTree, MergedTree
 
 BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
 DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
@@ -268,7 +268,7 @@ class Drafting:
             request,
             tree,
             self._retokenise,
-            Bounds(self._max_draft_tokens, self._top_k),
+            DraftBounds(self._max_draft_tokens, self._top_k),
             budget=self._budget,
             go_on=None if self._in_engine else partial(self._copy, request),
         )
@@ -315,7 +315,7 @@ class Drafting:
         copies = self._copy(request)
         if tree is None or copies is None:
             return tree or copies
-        both = GrowingTree(tree)
+        both = MergedTree(tree)
         both.add_tree(copies)
         return both.tree()
 

@@ -36,7 +36,7 @@ def with_forced_text(
     request: Request,
     tree: DraftTree,
     retokenise: Retokenise,
-    bounds: Bounds,
+    bounds: DraftBounds,
     *,
     budget: StateBudget | None,
     go_on: GoOn | None = None,
@@ -58,14 +58,14 @@ def with_forced_text(
 
 
 @dataclass(frozen=True)
-class Bounds:
+class DraftBounds:
     """Of a draft: nodes that are not forced, and children of a node."""
 
     num_guesses: int
     top_k: int
 
 
-class _Candidate(NamedTuple):
+class _NextNode(NamedTuple):
     """A node that may be added: node `source` of `tree`, after node `parent` and the tokens on the way to it."""
 
     cost: float  # minus its score; the least comes first
@@ -80,14 +80,14 @@ class _Candidate(NamedTuple):
 class _Growth:
     request: Request
     retokenise: Retokenise
-    bounds: Bounds
+    bounds: DraftBounds
     end: float | None  # time after which no new states are made; None: it does not matter
     go_on: GoOn | None
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     forced: set[int] = field(default_factory=set)
-    _heap: list[_Candidate] = field(default_factory=list)
+    _heap: list[_NextNode] = field(default_factory=list)
     _num_candidates: int = 0
     _followed: list[int] = field(default_factory=list)  # what the matcher has accepted beyond the request's text
 
@@ -122,7 +122,7 @@ class _Growth:
             if above == source:
                 self._num_candidates += 1
                 cost = -(score + tree.scores[node])
-                heappush(self._heap, _Candidate(cost, self._num_candidates, parent, path, tree, node))
+                heappush(self._heap, _NextNode(cost, self._num_candidates, parent, path, tree, node))
 
     def _follow(self, path: Sequence[int]) -> bool:
         """Let the matcher be behind `path`, which it accepted before."""

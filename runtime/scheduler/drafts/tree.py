@@ -116,7 +116,7 @@ class DraftTree(msgspec.Struct, frozen=True):
         )
 
 
-class GrowingTree:
+class MergedTree:
     """Nodes of a draft tree. The same token after the same node is one node, with the highest of its scores."""
 
     def __init__(self, tree: DraftTree | None = None) -> None:
