@@ -49,7 +49,7 @@ def {name}_average(prices):
 EDITS = ["rename the variable result to total", "rename prices to amounts", "add type hints", "add a docstring to both"]
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def strict_object(**properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -60,16 +60,18 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
 SCHEMAS = [
-    _object(name=_TEXT, age=_COUNT, city=_TEXT, profession=_TEXT),
-    _object(person=_object(full_name=_TEXT, years=_COUNT), hobbies={"type": "array", "items": _TEXT, "maxItems": 4}),
-    _object(title=_TEXT, summary=_TEXT, language={"enum": ["English", "French", "Spanish"]}),
-    _object(id=_COUNT, home_town=_TEXT, is_adult={"type": "boolean"}, short_biography=_TEXT),
+    strict_object(name=_TEXT, age=_COUNT, city=_TEXT, profession=_TEXT),
+    strict_object(
+        person=strict_object(full_name=_TEXT, years=_COUNT), hobbies={"type": "array", "items": _TEXT, "maxItems": 4}
+    ),
+    strict_object(title=_TEXT, summary=_TEXT, language={"enum": ["English", "French", "Spanish"]}),
+    strict_object(id=_COUNT, home_town=_TEXT, is_adult={"type": "boolean"}, short_biography=_TEXT),
 ]
 TOOLS = [
-    ("create_customer", _object(name=_TEXT, age=_COUNT, city=_TEXT)),
-    ("book_table", _object(guest=_TEXT, town=_TEXT, number_of_guests=_COUNT, note=_TEXT)),
-    ("send_message", _object(recipient=_TEXT, subject=_TEXT, body=_TEXT)),
-    ("add_reminder", _object(title=_TEXT, place=_TEXT, people={"type": "array", "items": _TEXT, "maxItems": 3})),
+    ("create_customer", strict_object(name=_TEXT, age=_COUNT, city=_TEXT)),
+    ("book_table", strict_object(guest=_TEXT, town=_TEXT, number_of_guests=_COUNT, note=_TEXT)),
+    ("send_message", strict_object(recipient=_TEXT, subject=_TEXT, body=_TEXT)),
+    ("add_reminder", strict_object(title=_TEXT, place=_TEXT, people={"type": "array", "items": _TEXT, "maxItems": 3})),
 ]
 
 
