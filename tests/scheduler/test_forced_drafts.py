@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from ramiform.constrained import JsonSchema, Regex, Vocabulary, compile_constraint
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
-from ramiform.runtime.scheduler.drafts.copies import JointTokens, PromptCopies
+from ramiform.runtime.scheduler.drafts.copies import TAIL_TOKENS, JointTokens, PromptCopies
 from ramiform.runtime.scheduler.drafts.forced_text import DraftBounds, GoOn, can_force, with_forced_text
 from ramiform.runtime.scheduler.drafts.prepared_draft import StateBudget, prepare_draft
 from ramiform.runtime.scheduler.drafts.tree import DraftTree, MergedTree
@@ -189,3 +190,13 @@ def test_a_model_that_verifies_chains_gets_no_tree_for_a_constrained_text(scored
     rows = [row for plan in runtime.plans for row in plan.rows if row.parents]
     assert all(row.parents == list(range(-1, len(row.parents or ()) - 1)) for row in rows)
     assert rows
+
+
+@pytest.mark.parametrize("text", [b"a ", b"aaaa", b"Ada Brook ", b'"', b"12 "])
+def test_a_prompt_and_a_value_of_any_shape_take_a_bounded_time(text: bytes) -> None:
+    copies = PromptCopies([*(text * (40_000 // len(text)))], JointTokens(BYTES))
+    output = [*(b'{"x": "' + text * 40)][-TAIL_TOKENS:]
+    began = time.process_time()
+    for _ in range(20):
+        copies.propose(output, (), encode)
+    assert time.process_time() - began < 20 * 0.02

@@ -17,6 +17,10 @@ MAX_PROMPT_BYTES = 1 << 14  # of the prompt's end that are searched
 TAIL_TOKENS = 48  # of the output, in which the value that is being written begins
 _COPIED_BYTES = 40  # at most
 _MAX_PLACES = 3  # of the prompt that are copied from, the last ones
+_MAX_LOOKED_AT = 8  # occurrences, of which some are within words
+_MATCHED_BYTES = 40  # of the value
+_MAX_NAMES = 64  # of the prompt, the last ones
+_WORD_BEGINS = re.compile(rb"(?<![^\W_])[^\W_]")
 _NAMES = re.compile(rb"(?<![^\W_])(?:[A-Z][\w'-]*(?: [A-Z][\w'-]*)*|\d+(?:\.\d+)?)(?![^\W_])")
 _MARKS = re.compile(rb'["\n<>|\\{}\[\]]')
 _LAST_WORDS = re.compile(rb"[\w.+-]*\Z")
@@ -32,9 +36,9 @@ _JOINTS: dict[Place, dict[bytes, float]] = {
 }
 _SEEN, _UNSEEN = 0.9, 0.4  # factors of chances where the output had a joint of its kind before: that one, another one
 # Chances that a copy goes on within a word, and after one; that a value ends there, and where nothing is copied; that a
-# name of the prompt begins a value. Rough, from answers of SmolLM2-135M and Qwen2.5-Coder-0.5B: what was accepted of
-# a request's drafts corrects them.
-_IN_WORD, _NEXT_WORD, _END, _END_ALONE, _BEGIN = 0.9, 0.5, 0.5, 0.3, 0.25
+# name of the prompt begins a value; of a text that is still drafted. Rough, from answers of SmolLM2-135M and
+# Qwen2.5-Coder-0.5B: what was accepted of a request's drafts corrects them.
+_IN_WORD, _NEXT_WORD, _END, _END_ALONE, _BEGIN, _MIN_CHANCE = 0.9, 0.5, 0.5, 0.3, 0.25, 0.01
 
 Encode = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, text) -> ids
 
@@ -66,6 +70,8 @@ class PromptCopies:
     def __init__(self, prompt: Sequence[int], joints: JointTokens) -> None:
         self._token_bytes, self._joints = joints.token_bytes, joints
         self._prompt = self._text(prompt[-MAX_PROMPT_BYTES:])[-MAX_PROMPT_BYTES:]
+        names = [(place.start(), place.group()[:_COPIED_BYTES]) for place in _NAMES.finditer(self._prompt)]
+        self._names = names[-_MAX_NAMES:]
         self._seen: set[tuple[Place, int]] = set()
         self._ids: dict[tuple[tuple[int, ...], bytes], list[int]] = {}  # of texts after a token
         self._copied = 0  # end of the place that was copied last
@@ -106,20 +112,28 @@ class PromptCopies:
 
     def _copies(self, value: bytes) -> Iterator[tuple[bytes, float]]:
         """Yield what follows the longest end of a value, from the beginning of a word on, in the prompt."""
-        for word in re.finditer(rb"(?<![^\W_])[^\W_]", value):
-            pattern = rb"(?<![^\W_])" + re.escape(value[word.start() :])
-            if places := [place.end() for place in re.finditer(pattern, self._prompt)]:
-                self._copied = places[-1]
-                for rank, end in enumerate(reversed(places[-_MAX_PLACES:])):
+        for word in _WORD_BEGINS.finditer(value, max(0, len(value) - _MATCHED_BYTES)):
+            if places := self._places(value[word.start() :]):
+                self._copied = places[0]
+                for rank, end in enumerate(places):
                     yield _MARKS.split(self._prompt[end : end + _COPIED_BYTES], maxsplit=1)[0], 0.5**rank
                 return
 
+    def _places(self, part: bytes) -> list[int]:
+        """Return the ends of the last places where the prompt has `part`, at the beginning of a word."""
+        places, at = [], len(self._prompt)
+        for _ in range(_MAX_LOOKED_AT):
+            if (at := self._prompt.rfind(part, 0, at + len(part) - 1)) < 0 or len(places) == _MAX_PLACES:
+                break
+            if not self._prompt[max(0, at - 1) : at].isalnum():
+                places.append(at + len(part))
+        return places
+
     def _beginnings(self, text: bytes) -> Iterator[tuple[bytes, float]]:
         """Yield names and numbers with which a value may begin: first those after the one that was copied last."""
-        found = [place for place in _NAMES.finditer(self._prompt) if place.group() not in text]
-        found.sort(key=lambda place: (place.start() < self._copied, place.start()))
-        for rank, place in enumerate(found[:_MAX_PLACES]):
-            yield place.group(), _BEGIN * 0.6**rank
+        found = [(start < self._copied, start, name) for start, name in self._names if name not in text]
+        for rank, (_, _, name) in enumerate(sorted(found)[:_MAX_PLACES]):
+            yield name, _BEGIN * 0.6**rank
 
     def _grow(
         self,
@@ -141,6 +155,8 @@ class PromptCopies:
             else:
                 _add(tree, parent, ends, chance * _END)
                 chance *= _NEXT_WORD
+            if chance < _MIN_CHANCE:
+                break
             if token is not None:
                 parent = tree.add(parent, token, math.log(chance))
                 length += len(self._token_bytes[token] or b"")
@@ -156,7 +172,7 @@ def _place(text: bytes) -> tuple[Place, bytes]:
             return "colon", b""
         case b",":
             return "comma", b""
-    found = _LAST_WORDS.search(text)
+    found = _LAST_WORDS.search(text, max(0, len(text) - _MATCHED_BYTES))
     return "value", b"" if found is None else found.group()
 
 
