@@ -36,6 +36,7 @@ from ramiform.runtime.scheduler.background import LIVELY_SECONDS
 
 URL = "/v1/completions"
 PAGE = 16
+VLLM_BLOCK = 32  # tokens; its attention on a CPU takes multiples of 32, and its core does not start with others
 CHAT_TOKENS = 32  # of a live chat's answer
 
 
@@ -154,7 +155,8 @@ def vllm(options: argparse.Namespace) -> Iterator[tuple[httpx.Client, str]]:
     from ramiform.bench.peers import engines  # needs psutil, which tests that import this module do not
 
     launch = engines.vllm(options.vllm, Path(options.model), options.dtype)
-    launch.command.extend(["--num-gpu-blocks-override", str(options.pool // PAGE), "--block-size", str(PAGE)])
+    blocks = str(options.pool // VLLM_BLOCK)
+    launch.command.extend(["--num-gpu-blocks-override", blocks, "--block-size", str(VLLM_BLOCK)])
     launch.command.append("--enable-prompt-tokens-details")
     launch.environment["VLLM_SERVER_DEV_MODE"] = "1"  # has /reset_prefix_cache
     with (
