@@ -84,12 +84,16 @@ def run_tasks(tasks: Sequence[Task]) -> None:
 
 def share_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
     """Call `compute` for all rows of `x`, in slices that threads share if there are enough numbers."""
-    T = x.shape[0]
-    count = min(num_threads(), T, x.numel() // _MIN_NUMBERS)
+    share_range(lambda first, last: compute(slice(first, last)), x.shape[0], x.numel())
+
+
+def share_range(compute: Callable[[int, int], object], size: int, num_numbers: int) -> None:
+    """Call `compute` for ranges that make up `size` items, which threads share if they have enough numbers together."""
+    count = min(num_threads(), size, num_numbers // _MIN_NUMBERS)
     if count < 2:
-        compute(slice(0, T))
+        compute(0, size)
     else:
-        run_tasks([partial(compute, slice(T * part // count, T * (part + 1) // count)) for part in range(count)])
+        run_tasks([partial(compute, size * part // count, size * (part + 1) // count) for part in range(count)])
 
 
 def _work() -> None:

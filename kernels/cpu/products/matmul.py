@@ -26,7 +26,7 @@ from ..bfloat16 import float32_to_bfloat16
 from ..compiled import Floats, Ints, compiled
 from ..instructions import HOST
 from ..pointers import pointer_to, put
-from ..thread_pool import num_threads, run_tasks
+from ..thread_pool import num_threads, run_tasks, share_range
 from .block_panels import GROUP_BYTES, multiply_sections, round_rows, scale_of
 from .packed_matrix import (
     BFLOAT16,
@@ -332,7 +332,7 @@ def multiply(descriptor: Ints, x_TC: Floats, y_TN: Floats) -> None:
 
 def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
     """Return `x w^T + bias` as [T, N] in the dtype of x, float32 or bfloat16, by all threads of the pool."""
-    T, x_TC32 = len(x_TC), x_TC.float().contiguous()
+    T, x_TC32 = x_TC.shape[0], x_TC.float().contiguous()
     y_TN = torch.empty((T, matrix.outputs), dtype=torch.float32)
     parts = _block_parts if matrix.descriptor[0] == BLOCKS else _parts
     prepare, multiply_range = parts(matrix.descriptor, x_TC32, y_TN)
@@ -340,8 +340,7 @@ def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
         prepare(0, T)
         multiply_range(0, matrix.num_panels)
     else:
-        rows = [T * part // count for part in range(count + 1)]
-        run_tasks([partial(prepare, *part) for part in pairwise(rows)])
+        share_range(prepare, T, T * matrix.inputs)
         panels = [matrix.num_panels * part // (_PARTS * count) for part in range(_PARTS * count + 1)]
         run_tasks([partial(multiply_range, *part) for part in pairwise(panels)])
     return y_TN.to(x_TC.dtype)
@@ -362,13 +361,13 @@ def _parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Pa
 def _block_parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
     """Return the parts of a product with block formats, by the few loops of `block_panels`."""
     _, N, C, group, table, sections, _, bias = descriptor.tolist()
-    row_bytes = C // group * GROUP_BYTES
-    prepared = torch.empty(len(x_TC) * row_bytes, dtype=torch.uint8)  # kept by the first part
+    T, row_bytes = x_TC.shape[0], C // group * GROUP_BYTES
+    prepared = torch.empty(T * row_bytes, dtype=torch.uint8)  # kept by the first part
 
     def prepare(first: int, last: int) -> None:
         round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr())
 
-    rest = bias, prepared.data_ptr(), row_bytes, len(x_TC), y_TN.data_ptr()
+    rest = bias, prepared.data_ptr(), row_bytes, T, y_TN.data_ptr()
     return prepare, partial(multiply_sections, N, table, sections, *rest)
 
 

@@ -15,6 +15,7 @@ Legend: P panels, S steps, W outputs of a panel, I inputs of a step, N outputs, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -204,7 +205,7 @@ class PackedMatrix:
         rows = panels.reshape(self.num_panels * WIDTH, -1)[: self.outputs, : self.inputs].contiguous()
         return rows.view(torch.float32 if self.descriptor[0] == FLOAT32 else torch.bfloat16)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes that a product reads, padding included."""
         return self._bias.nbytes + sum(array.nbytes for array in self._arrays)
