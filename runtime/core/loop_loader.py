@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 from ... import loops
 from ..compile_ahead import (
@@ -193,11 +194,15 @@ class LoopLoader:
 
 
 def _give_way(pid: int) -> None:
-    """Let a process have what processors the others leave."""
+    """Let a process in a session of its own have what processors the others leave.
+
+    Linux may divide the processors among sessions first (sched(7), autogroups): within its own a process has no rival,
+    whatever its priority. So the session gets the priority too.
+    """
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
-    with contextlib.suppress(OSError, AttributeError):  # Linux: it does not delay a thread that wakes up
-        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICENESS))
 
 
 class KernelSwitch(Service):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -118,6 +119,25 @@ def test_compiling_begins_when_the_core_is_ready(monkeypatch: pytest.MonkeyPatch
     loader.wait_for_grammars()
     until(lambda: loops.ready("ramiform.runtime.scheduler.drafts.suffix"))
     assert sorted(started) == ["drafts", "grammars", "kernels"]
+
+
+def test_a_child_that_compiles_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge: what Linux says of the process and, where sessions share the processors, of its session."""
+    monkeypatch.setattr(loop_loader, "is_compiled", lambda _group: False)
+    seen: list[str] = []
+
+    def give_way(pid: int) -> None:
+        real(pid)
+        seen.append(str(os.getpriority(os.PRIO_PROCESS, pid)))
+        if (group := Path(f"/proc/{pid}/autogroup")).exists():
+            seen.append(group.read_text().split()[-1])
+        (tmp_path / "seen").touch()
+
+    real = loop_loader._give_way
+    monkeypatch.setattr(loop_loader, "_give_way", give_way)
+    loader = LoopLoader(lambda _group: [sys.executable, "-c", WAIT, str(tmp_path / "seen"), "0"])
+    loader._compile("drafts")
+    assert seen in (["19"], ["19", "19"])
 
 
 @pytest.mark.slow
