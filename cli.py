@@ -424,7 +424,13 @@ def _print_info(connection: Any) -> None:
     table = Table(title=f"ramiform {__version__}", show_header=False, title_justify="left")
     contexts = f"{model.num_slots / model.context_length:,.1f}"  # sequences of that length that fit
     facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots, "whole contexts": contexts}
+    facts["kv_bytes_per_token"] = model.kv_bytes // model.num_slots
     load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
+    if stats.disk is not None:
+        load |= {
+            f"disk_{name.removeprefix('num_')}": value for name, value in msgspec.structs.asdict(stats.disk).items()
+        }
+    del load["disk"]
     for part in (facts, {name: value for name, value in load.items() if name not in facts}):
         for name, value in part.items():
             table.add_row(name, _shown(value))

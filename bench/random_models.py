@@ -17,10 +17,9 @@ HALF_BILLION: dict[str, int] = {
 
 
 def qwen2_shaped(folder: Path, vocab_size: int, *, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:
-    """Write a model of Qwen2-0.5B's shape, except for the given sizes, for contexts of 2,560 tokens."""
-    config = transformers.Qwen2Config(
-        vocab_size=vocab_size, max_position_embeddings=2560, tie_word_embeddings=True, **(HALF_BILLION | sizes)
-    )
+    """Write a model of Qwen2-0.5B's shape, except for the given sizes, for contexts of 2,560 tokens unless given."""
+    sizes = {"max_position_embeddings": 2560, **HALF_BILLION, **sizes}
+    config = transformers.Qwen2Config(vocab_size=vocab_size, tie_word_embeddings=True, **sizes)
     return _save(config, folder, dtype, seed=0)
 
 

@@ -278,12 +278,14 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 @pytest.mark.exhaustive
-def test_info_shows_the_model_and_the_cache() -> None:
-    done = subprocess.run(
-        [RAMIFORM, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=120
-    )
-    for fact in ("LlamaForCausalLM", "num_free_pages", "float32", "context_length"):
+def test_info_shows_the_model_and_the_cache(tmp_path: Path) -> None:
+    command = [RAMIFORM, "info", "--num-pages", "64", "--disk-cache", str(tmp_path / "kv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    for fact in ("LlamaForCausalLM", "num_free_pages", "float32", "context_length", "kv_bytes_per_token"):
         assert fact in done.stdout
+    sizes = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if "disk_" in line}
+    assert sizes["disk_max_bytes"] == f"{16 << 30:,}"
+    assert sizes["disk_is_writer"] == "True"
 
 
 @pytest.mark.exhaustive

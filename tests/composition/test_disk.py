@@ -67,3 +67,19 @@ def test_a_mix_on_a_small_pool_gets_what_a_large_one_gives(plain: Target, tmp_pa
         stats = target.idle_stats()
     assert stats["disk"]["num_hit_tokens"] > 0
     assert stats["disk"]["num_damaged"] == 0
+
+
+@pytest.mark.exhaustive
+def test_two_ranks_and_a_drafting_head_share_the_folder_of_two_runtimes(plain: Target, tmp_path: Path) -> None:
+    ids = plain.encode(LONG)[:900]
+    expected = plain.generate(ids, max_new_tokens=24)["output_ids"]
+    settings = {**SETTINGS, "disk_cache": str(tmp_path / "cache"), "num_pages": 512, "tp": 2, "speculative": "eagle"}
+    with ramiform.Runtime(**settings) as runtime, Target(runtime) as first:
+        assert first.generate(ids, max_new_tokens=24)["output_ids"] == expected
+        time.sleep(1.5)  # until it is saved
+        with ramiform.Runtime(**settings) as other, Target(other) as second:
+            answer = second.generate(ids, max_new_tokens=24)
+            disk = second.idle_stats()["disk"]
+            assert not disk["is_writer"], "the first one writes"
+            assert answer["output_ids"] == expected
+            assert answer["meta_info"]["cached_tokens"] == disk["num_hit_tokens"] == (len(ids) - 1) // 16 * 16

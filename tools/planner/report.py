@@ -24,6 +24,9 @@ def model_summary(config: ModelConfig) -> str:
         + ", ".join(f"{name} {_format_bytes(weight_bytes(size, name))}" for name in ("bf16", "fp8", "int4")),
         "KV of a token: " + ", ".join(f"{name} {_format_bytes(kv_bytes(config, name))}" for name in ("bf16", "fp8")),
     ]
+    if config.recurrent is None:
+        millions = ", ".join(f"{name} {1e6 * kv_bytes(config, name) / 2**30:,.1f} GiB" for name in ("bf16", "fp8"))
+        lines.append(f"disk cache of a million tokens: {millions}")
     return "\n".join(lines)
 
 
