@@ -318,7 +318,7 @@ def test_the_command_shows_a_plan(folder: str) -> None:
     assert "70.6 billion parameters" in shown.output
     assert "328 kB" in shown.output
     assert "cost/1M" in shown.output
-    assert "disk cache of a million tokens: bf16 305.2 GiB, fp8 152.6 GiB" in shown.output
+    assert "disk cache of a million tokens: bf16 305.2 GiB, fp8 155.0 GiB" in shown.output
 
 
 def test_a_plan_with_keys_and_values_in_four_bits_holds_what_the_pool_would(folder: str) -> None:
