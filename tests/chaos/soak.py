@@ -4,8 +4,8 @@
 
 The load comes to rest early: requests draw their texts from a pool and their answers are greedy, so that histories and
 grammars repeat; the load deletes what it stores after a while; and large texts fill the log of records first. What
-grows after ten minutes is then no store that is not full yet. The resident memory of each process is read every thirty
-seconds. Growth is the median of the last ten samples over that of the ten after the tenth minute.
+grows after ten minutes is then no store that is not full yet. The memory of each process is read every thirty seconds:
+resident pages that are no file's, since the system drops and reloads those of files as it likes. Growth is the median of the last ten samples over that of the ten after the tenth minute.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import re
 import statistics
 import sys
 import threading
@@ -29,7 +30,7 @@ import httpx
 
 import ramiform
 from ramiform.runtime.frontend.records.log import MAX_LOG_BYTES
-from ramiform.tests.chaos.server import ChaosServer, resident_bytes, serving
+from ramiform.tests.chaos.server import ChaosServer, serving
 from ramiform.tests.chaos.walk import Flags
 from ramiform.tests.composition.mix import WORDS, branches, conversation, thoughts
 
@@ -181,8 +182,14 @@ LOADS: dict[str, Load] = {
 FILLS = {"large text": 200, "constrained": NUM_TEXTS}  # that many before the load
 
 
+def own_bytes(pid: int) -> int:
+    """Return the resident bytes of a process that are no file's."""
+    [found] = re.findall(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found) << 10
+
+
 class Memory:
-    """Resident bytes of a server's processes, read until the end of its block."""
+    """Memory of a server's processes, read until the end of its block."""
 
     def __init__(self, server: ChaosServer, out: Path | None, counts: Counter[str]) -> None:
         kinds = {pid: kind for pid, kind in server.processes().items() if kind != "template"}
@@ -192,7 +199,7 @@ class Memory:
         self.read()
 
     def read(self) -> dict[str, int]:
-        now = {name: resident_bytes(pid) for pid, name in self.names.items()}
+        now = {name: own_bytes(pid) for pid, name in self.names.items()}
         self.rows.append((time.monotonic() - self._began, now))
         line = f"{self.rows[-1][0]:8.0f} s  " + "  ".join(
             f"{name} {size / 2**20:8.2f} MiB" for name, size in now.items()

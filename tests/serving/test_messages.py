@@ -248,6 +248,35 @@ def test_examples_of_a_tools_input_are_shown_to_the_model(http: httpx.Client, mo
     assert count(input_examples=[{"on": True}, {"on": False}]) > count() == count(input_examples=[])
 
 
+DOCUMENT: dict[str, Any] = {
+    "type": "document",
+    "source": {"type": "text", "media_type": "text/plain", "data": "Cats purr."},
+}
+
+
+def turns(block: dict[str, Any]) -> dict[str, Any]:
+    """Return the messages of a body with that block, where its role may have it."""
+    answers = block["type"] in ("thinking", "redacted_thinking")
+    first = [{"role": "user", "content": "Hi"}] if answers else []
+    return {"messages": [*first, {"role": "assistant" if answers else "user", "content": [block]}]}
+
+
+def result(content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "a", "content": [content]}
+
+
+def test_the_model_reads_title_and_context_of_a_document(http: httpx.Client, model: str) -> None:
+    def count(block: dict[str, Any]) -> int:
+        answer = http.post("/v1/messages/count_tokens", json={"model": model, **turns(block)})
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["input_tokens"])
+
+    plain = DOCUMENT | {"citations": {"enabled": False}, "title": None, "cache_control": {"type": "ephemeral"}}
+    assert count(plain) == count({"type": "text", "text": "Cats purr."})
+    whole = DOCUMENT | {"title": "On cats", "context": "A book."}
+    assert count(whole) == count({"type": "text", "text": "On cats\nA book.\nCats purr."})
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -268,6 +297,13 @@ def test_examples_of_a_tools_input_are_shown_to_the_model(http: httpx.Client, mo
         ({"messages": [{"role": "user", "content": []}]}, 400, "messages[0] is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, 400, "not Unicode"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]}, 400, "content[0].b"),
+        (turns({"type": "thinking", "thinking": "hm", "sign": "x"}), 400, "content[0].sign; did you mean 'signature'?"),
+        (turns({"type": "redacted_thinking", "data": "x", "thinking": "hm"}), 400, "content[0].thinking"),
+        (turns(DOCUMENT | {"titel": "Cats"}), 400, "content[0].titel; did you mean 'title'?"),
+        (turns(DOCUMENT | {"source": DOCUMENT["source"] | {"text": "x"}}), 400, "content[0].source.text"),
+        (turns(DOCUMENT | {"citations": {"enabled": True}}), 400, "cites no documents"),
+        (turns(result({"type": "text", "text": "x", "zebra": 1})), 400, "content[0].content[0].zebra"),
+        (turns(result(DOCUMENT | {"zebra": 1})), 400, "content[0].content[0].zebra"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, 400, "context_management"),
         ({"stop_sequences": [""]}, 400, "stop"),
     ],

@@ -7,11 +7,12 @@ and messages ask to keep one for their time.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ....protocol.errors import RequestError
+from ....protocol.errors import RequestError, did_you_mean
 from ....protocol.sampling import MAX_STOPS
 from ...api.bodies import Body, ChatOptionsBody, Many, Text, described, example
 from ...api.chat_body import ChatBody, Effort
@@ -23,7 +24,16 @@ from ..dialects import THREAD_UNSUPPORTED
 from .client_tools import CLIENT_OPTIONS, client_tool
 
 SystemRole = Literal["system", "user"]
-NO_EFFECT = {"cache_control", "citations", "title", "context", "caller", "eager_input_streaming", "defer_loading"}
+NO_EFFECT = {"cache_control", "caller", "eager_input_streaming", "defer_loading"}
+# The members of each type of block that are read, or that clients send back as they got them.
+_MEMBERS = {
+    "text": ("text", "citations"),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+    "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
+    "document": ("source", "title", "context", "citations"),
+}
 
 
 # In the OpenAPI document: a choice of tools needs some. One that names a tool must name one of them.
@@ -75,7 +85,7 @@ class InputTool(SentBody):
             return self._client_tool(where, self.type)
         if self.input_schema is None:
             raise RequestError(f"{where} needs input_schema", param="tools")
-        _check_extra(self, where, "tools")
+        _check_known(self.model_extra or {}, where, NO_EFFECT, "tools")
         names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
         sent = {names[key]: value for key, value in self.sent.items() if key in names}
         if self.input_examples:
@@ -90,7 +100,7 @@ class InputTool(SentBody):
         if found is None:
             message = f"{where} is of type {kind!r}: custom tools and those that clients run are served"
             raise RequestError(message, param="tools")
-        _check_extra(self, where, "tools", *CLIENT_OPTIONS)
+        _check_known(self.model_extra or {}, where, (*CLIENT_OPTIONS, *NO_EFFECT), "tools")
         description, schema = found
         sent = {"name": self.name, "description": description, "parameters": schema}
         return _tool(self.name, description, schema, sent, is_strict=self.strict)
@@ -292,18 +302,16 @@ class _Conversation:
 
     def _add_block(self, role: str, block: InputBlock, where: str) -> None:
         given = block.model_extra or {}
+        _check_members(block.type, given, where)
         match block.type:
             case "text":
-                _check_extra(block, where, "messages", "text")
                 self._add_text(role, _text_of(given, "text", where))
             case "tool_use" if role == "assistant":
-                _check_extra(block, where, "messages", "id", "name", "input")
                 arguments = json.dumps(given.get("input", {}), ensure_ascii=False)
                 function = {"name": _text_of(given, "name", where), "arguments": arguments}
                 call = {"id": _text_of(given, "id", where), "type": "function", "function": function}
                 self._last("assistant").setdefault("tool_calls", []).append(call)
             case "tool_result" if role == "user":
-                _check_extra(block, where, "messages", "tool_use_id", "content", "is_error")
                 text = _result_text(given.get("content", ""), f"{where}.content")
                 text = f"Error: {text}" if given.get("is_error") else text
                 self.messages.append(
@@ -340,6 +348,8 @@ def _result_text(content: Any, where: str) -> str:
     texts = []
     for index, block in enumerate(content if isinstance(content, list) else [content]):
         kind = block.get("type") if isinstance(block, dict) else None
+        if kind in ("document", "text"):
+            _check_members(kind, block, f"{where}[{index}]")
         if kind == "document":
             texts.append(_document_text(block, f"{where}[{index}]"))
         elif kind == "text":
@@ -350,12 +360,21 @@ def _result_text(content: Any, where: str) -> str:
 
 
 def _document_text(document: dict[str, Any], where: str) -> str:
+    """Return title, context and text of a document. Raises RequestError for one that is not text."""
     source = document.get("source")
     if not isinstance(source, dict) or source.get("type") not in ("text", "content"):
         raise RequestError(f"{where} is a document that is not text: this model reads text only", param=where)
+    if (document.get("citations") or {}) not in ({}, {"enabled": False}):
+        message = f"{where}.citations: this server cites no documents: leave it out, or say enabled: false"
+        raise RequestError(message, param=f"{where}.citations")
+    given = ("type", "media_type", "data") if source["type"] == "text" else ("type", "content")
+    _check_known(source, f"{where}.source", given)
     if source["type"] == "text":
-        return _text_of(source, "data", f"{where}.source")
-    return _result_text(source.get("content"), f"{where}.source.content")
+        text = _text_of(source, "data", f"{where}.source")
+    else:
+        text = _result_text(source.get("content"), f"{where}.source.content")
+    about = [_text_of(document, name, where) for name in ("title", "context") if document.get(name) is not None]
+    return "\n".join([*about, text])
 
 
 def _text_of(given: dict[str, Any], name: str, where: str) -> str:
@@ -364,11 +383,17 @@ def _text_of(given: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _check_extra(value: InputBlock | InputTool, where: str, param: str, *known: str) -> None:
-    """Raise RequestError for a member that would be lost silently."""
-    for name, item in (value.model_extra or {}).items():
-        if item is not None and name not in NO_EFFECT and name not in known:
-            raise RequestError(f"unknown parameter {where}.{name}", param=param)
+def _check_members(kind: str, block: dict[str, Any], where: str) -> None:
+    """Raise RequestError for a member of a block that would be lost silently. Unknown types are refused as such."""
+    if kind in _MEMBERS:
+        _check_known(block, where, ("type", *_MEMBERS[kind], *NO_EFFECT))
+
+
+def _check_known(given: dict[str, Any], where: str, known: Collection[str], param: str = "messages") -> None:
+    """Raise RequestError for a member that is not known. Those that are null are not given."""
+    for name, value in given.items():
+        if value is not None and name not in known:
+            raise RequestError(f"unknown parameter {where}.{name}{did_you_mean(name, known)}", param=param)
 
 
 def _check_context_management(value: dict[str, Any] | None) -> None:
