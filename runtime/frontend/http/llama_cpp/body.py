@@ -14,7 +14,7 @@ from ...api.fields import MAX_TOP, OpenAISampling, RequestId
 from ...text.generation import MAX_SAMPLES
 
 Piece = Text | TokenId
-Bias = tuple[TokenId | Text, float | bool]
+Bias = Annotated[list[bool | int | float | Text], Field(min_length=2, max_length=2)]  # a token or text, and a number
 
 
 class PromptObject(Body):
@@ -83,8 +83,10 @@ class CompletionOptions(OpenAISampling, StreamedBody):
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         found: list[tuple[int | str, float]] = []
         for token, value in pairs:
-            if isinstance(value, bool):
+            if isinstance(value, bool | str):
                 raise RequestError(f"logit_bias of {token!r}: give a number, as -100", param="logit_bias")
+            if isinstance(token, bool | float):
+                raise RequestError(f"logit_bias of {token!r}: name a token by its id or text", param="logit_bias")
             number = int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 10 else token
             found.append((number if isinstance(self.logit_bias, dict) else token, value))
         return found
