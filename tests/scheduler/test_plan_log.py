@@ -169,7 +169,15 @@ def test_a_plan_that_differs_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"order": "lpm"}, {"eviction": "lru"}, {"num_pages": 60}, {"prefix_cache": False}, {"max_running": 1}]
+    "changes",
+    [
+        {"order": "lpm"},
+        {"eviction": "lru"},
+        {"num_pages": 60},
+        {"prefix_cache": False},
+        {"max_running": 1},
+        {"speculative": "suffix", "speculative_adaptive": False},
+    ],
 )
 def test_under_other_settings_the_same_requests_run_to_the_end(changes: dict[str, object]) -> None:
     lines, _ = logged_run(1)
@@ -180,6 +188,8 @@ def test_under_other_settings_the_same_requests_run_to_the_end(changes: dict[str
     assert after.stats.num_running == after.stats.num_waiting == 0
     # Those that were aborted may get further, or less far.
     assert abs(after.stats.num_output_tokens - before.stats.num_output_tokens) <= 4 * 12
+    if "speculative" in changes:
+        assert after.stats.num_accepted_tokens > 0
     if "prefix_cache" in changes:
         assert after.stats.num_cached_tokens == 0
         assert after.num_computed > before.num_computed
