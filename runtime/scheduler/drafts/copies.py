@@ -121,7 +121,8 @@ class PromptCopies:
 
     def _places(self, part: bytes) -> list[int]:
         """Return the ends of the last places where the prompt has `part`, at the beginning of a word."""
-        places, at = [], len(self._prompt)
+        places: list[int] = []
+        at = len(self._prompt)
         for _ in range(_MAX_LOOKED_AT):
             if (at := self._prompt.rfind(part, 0, at + len(part) - 1)) < 0 or len(places) == _MAX_PLACES:
                 break
