@@ -5,7 +5,8 @@
 The load comes to rest early: requests draw their texts from a pool and their answers are greedy, so that histories and
 grammars repeat; the load deletes what it stores after a while; and large texts fill the log of records first. What
 grows after ten minutes is then no store that is not full yet. The memory of each process is read every thirty seconds:
-resident pages that are no file's, since the system drops and reloads those of files as it likes. Growth is the median of the last ten samples over that of the ten after the tenth minute.
+resident pages that are no file's, since the system drops and reloads those of files as it likes. Growth is the median
+of the last ten samples over that of the ten after the tenth minute.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ class LogEntry:
         "is_kept",
         "is_running",
         "num_bytes",
+        "on_drop",
         "owner",
         "record",
         "seq",
@@ -99,6 +100,7 @@ class LogEntry:
         self.is_running = True
         self.is_final = False
         self.is_kept = True  # the log still has it
+        self.on_drop: Callable[[], None] | None = None  # of who keeps the record too
 
     @property
     def has_room(self) -> bool:
@@ -129,6 +131,9 @@ class LogEntry:
         """Note that the log has it no longer."""
         self.is_kept = False
         self._release()
+        if (on_drop := self.on_drop) is not None:
+            self.on_drop = None
+            on_drop()
 
     def _release(self) -> None:
         """Let go of a record that nothing asks for: it refers to this entry, and would wait for a full collection."""

@@ -23,10 +23,16 @@ class RecordedRun:
     num_playing: int = 0  # requests
     closing: asyncio.TimerHandle | None = None
 
-    @property
-    def is_dropped(self) -> bool:
-        """Return True if the log has dropped the record, and no request adds to it."""
-        return self.record is not None and not self.record.entry.is_kept and not self.num_playing
+    def forget(self) -> None:
+        """Let go of the record, which the log has dropped, unless a request adds to it."""
+        record = self.record
+        if record is None or record.entry.is_kept or self.num_playing:
+            return
+        self.record = None
+        if self.closing is not None:
+            self.closing.cancel()
+            self.closing = None
+        record.finish()
 
 
 class RecordedRuns:
@@ -36,8 +42,6 @@ class RecordedRuns:
         self._runs: OrderedDict[tuple[Owner, str], RecordedRun] = OrderedDict()
 
     def find(self, owner: Owner, name: str) -> RecordedRun:
-        while self._runs and next(iter(self._runs.values())).is_dropped:
-            self._runs.popitem(last=False)
         run = self._runs.setdefault((owner, name), RecordedRun())
         self._runs.move_to_end((owner, name))
         if len(self._runs) > MAX_RUNS:
@@ -105,6 +109,7 @@ class ProgramRecorder:
         if not self._run.num_playing:
             record.end(is_final=False)
             self._run.closing = asyncio.get_running_loop().call_later(LAST_REQUEST_SECONDS, record.finish)
+            self._run.forget()
 
     def _receive(self, message: Open | Append | Play | Supply | Close) -> None:
         match message:
@@ -141,6 +146,7 @@ class ProgramRecorder:
             record = ProgramRecord(self._log, self._owner, opened.title, opened.traceparent)
         if run is not None:
             run.record = record
+            record.entry.on_drop = run.forget
             run.num_playing += 1
             if run.closing is not None:
                 run.closing.cancel()

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from ramiform.runtime.frontend.records.log import Owner, ProgramLog
+from ramiform.runtime.frontend.records.recorder import ProgramRecorder, RecordedRuns
 from ramiform.runtime.frontend.records.request import RequestRecord
 from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.protocol.session import Append, Open, Text
 from ramiform.tests.frontend.harness import house, run, says
 from ramiform.tests.frontend.http.transport.peers import Peer, connected
 
+OWNER = Owner("http")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
@@ -75,5 +78,28 @@ def test_a_dropped_record_is_free_at_once() -> None:
             gone.append(weakref.ref(record))
         del record, sample
         assert [one() is None for one in gone] == [True, True, False]
+    finally:
+        gc.enable()
+
+
+def test_a_dropped_program_that_might_have_gone_on_is_free_at_once() -> None:
+    """Over HTTP a program may go on with another request; its record is kept for that, and by a timer."""
+
+    async def main() -> None:
+        log, runs = ProgramLog(max_records=2), RecordedRuns()
+        gone: list[weakref.ref[Any]] = []
+        for number in range(5):
+            recorder = ProgramRecorder(log, OWNER, run=runs.find(OWNER, f"run {number}"))
+            recorder.receive(Open(1, 1))
+            recorder.receive(Append(1, 0, [Text("x")]))
+            [newest] = log.rows(limit=1)
+            gone.append(weakref.ref(log._by_id[newest.row.id].record))
+            recorder.ended(1, None)
+            del recorder
+        assert [one() is None for one in gone] == [True, True, True, False, False]
+
+    gc.disable()
+    try:
+        run(main())
     finally:
         gc.enable()
