@@ -297,26 +297,45 @@ def _store_levels(x_ND, at_N, valid_N, memory, BLOCK_N: tl.constexpr, BLOCK_D: t
 
 
 @triton.jit
-def load_scaled(memory, offset_N, valid_N, FORMAT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_scaled(
+    memory, offset_N, valid_N, FORMAT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr
+):
     """Return a tile's keys or values as float16 [N, D] and the scales that they lack, float32 [N]; four-bit codes have
-    theirs, and 1."""
+    theirs, and 1. A `WHOLE` tile has no key that is not valid: masks would take a fifth of the instructions."""
     d = tl.arange(0, BLOCK_D)
-    valid_ND = valid_N[:, None] & (d < D)[None, :]
+    if WHOLE and D == BLOCK_D:
+        valid_N = None
+        valid_ND = None
+    else:
+        valid_ND = valid_N[:, None] & (d < D)[None, :]
     if FORMAT == "int4":
         G: tl.constexpr = (D + _GROUP - 1) // _GROUP
         HALF: tl.constexpr = D // 2
-        byte_ND = tl.load(memory + offset_N[:, None] + G + (d % HALF)[None, :], mask=valid_ND, other=0).to(tl.int32)
-        scale_ND = tl.load(memory + offset_N[:, None] + (d // _GROUP)[None, :], mask=valid_ND, other=0).to(tl.int32)
+        byte_ND = _load(memory + offset_N[:, None] + G + (d % HALF)[None, :], valid_ND).to(tl.int32)
+        scale_ND = _load(memory + offset_N[:, None] + (d // _GROUP)[None, :], valid_ND).to(tl.int32)
         c_ND = ((byte_ND >> tl.where(d < HALF, 0, 4)[None, :]) & 15).to(tl.float32) - 7.5
-        x_ND = tl.where(valid_ND, c_ND * (1.0 + c_ND * c_ND * 0.0078125) * _scale_of(scale_ND), 0.0).to(tl.float16)
-        scale_N = tl.where(valid_N, 1.0, 0.0)
+        x_ND = c_ND * (1.0 + c_ND * c_ND * 0.0078125) * _scale_of(scale_ND)
+        if valid_ND is not None:
+            x_ND = tl.where(valid_ND, x_ND, 0.0)
+        x_ND = x_ND.to(tl.float16)
+        scale_N = 1.0
     else:
-        low_N = tl.load(memory + offset_N, mask=valid_N, other=0).to(tl.int32)
-        high_N = tl.load(memory + offset_N + 1, mask=valid_N, other=0).to(tl.int32)
+        low_N = _load(memory + offset_N, valid_N).to(tl.int32)
+        high_N = _load(memory + offset_N + 1, valid_N).to(tl.int32)
         scale_N = ((low_N << 16) | (high_N << 24)).to(tl.float32, bitcast=True)
-        code_ND = tl.load(memory + offset_N[:, None] + 2 + d[None, :], mask=valid_ND, other=0)
+        code_ND = _load(memory + offset_N[:, None] + 2 + d[None, :], valid_ND)
         if FORMAT == "int8":
             x_ND = code_ND.to(tl.int8, bitcast=True).to(tl.float16)
         else:
             x_ND = code_ND.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     return x_ND, scale_N
+
+
+@triton.jit
+def _load(pointers, valid):
+    """Load numbers, 0 where they are not valid; None: all are."""
+    if valid is None:  # noqa: SIM108 (a statement, of which Triton compiles one branch only)
+        found = tl.load(pointers)
+    else:
+        found = tl.load(pointers, mask=valid, other=0)
+    return found

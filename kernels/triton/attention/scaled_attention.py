@@ -54,6 +54,7 @@ def attend_scaled(
     FORMAT: tl.constexpr,
 ):
     """Add the keys at positions [first, end) to the accumulators and return these with their unit."""
+    WHOLE: tl.constexpr = MASK == "none"
     d = tl.arange(0, BLOCK_D)
     factor = score_factor(scale, CAP)
     cap_factor = 0.0
@@ -62,19 +63,28 @@ def attend_scaled(
     for begin in range(first, end, TILE):
         at_N = begin + tl.arange(0, TILE)
         valid_N = at_N < end
-        page_N = tl.load(pages + at_N // PAGE, mask=valid_N, other=0)
+        if WHOLE:  # noqa: SIM108 (a statement, of which Triton compiles one branch only)
+            page_N = tl.load(pages + at_N // PAGE)
+        else:
+            page_N = tl.load(pages + at_N // PAGE, mask=valid_N, other=0)
         offset_N = (page_N.to(tl.int64) * PAGE + at_N % PAGE) * stride_slot + kv_offset
-        k_ND, k_scale_N = load_scaled(k_memory, offset_N, valid_N, FORMAT, D, BLOCK_D)
-        v_ND, v_scale_N = load_scaled(v_memory, offset_N, valid_N, FORMAT, D, BLOCK_D)
+        k_ND, k_scale_N = load_scaled(k_memory, offset_N, valid_N, FORMAT, D, BLOCK_D, WHOLE)
+        v_ND, v_scale_N = load_scaled(v_memory, offset_N, valid_N, FORMAT, D, BLOCK_D, WHOLE)
         position_N = at_N
         if own_positions is not None and MASK == "bits":
             own_position_N = tl.load(own_positions + at_N - prefix, mask=valid_N & (at_N >= prefix), other=0)
             position_N = tl.where(at_N < prefix, at_N, own_position_N.to(tl.int32))
         angle_ND = position_N[:, None] * D + d[None, :]
-        valid_ND = valid_N[:, None] & (d < D)[None, :]
-        angle_high_ND = tl.load(high_PD + angle_ND, mask=valid_ND, other=0.0)
-        angle_low_ND = tl.load(low_PD + angle_ND, mask=valid_ND, other=0.0)
-        score_MN = tl.dot(q_MD, tl.trans(k_ND)) * k_scale_N[None, :]
+        if WHOLE and D == BLOCK_D:
+            angle_high_ND = tl.load(high_PD + angle_ND)
+            angle_low_ND = tl.load(low_PD + angle_ND)
+        else:
+            valid_ND = valid_N[:, None] & (d < D)[None, :]
+            angle_high_ND = tl.load(high_PD + angle_ND, mask=valid_ND, other=0.0)
+            angle_low_ND = tl.load(low_PD + angle_ND, mask=valid_ND, other=0.0)
+        score_MN = tl.dot(q_MD, tl.trans(k_ND))
+        if FORMAT != "int4":
+            score_MN *= k_scale_N[None, :]
         # Read again for each tile, since registers do not hold three tiles of queries: the compiler does not know that
         # `nothing` is 0.
         part_MD = (at_M + begin * nothing)[:, None] * D + d[None, :]

@@ -18,7 +18,7 @@ MODELS = (
     "llama-8b-int4",
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
-    "llama-8b-scaled-fp8-kv:attend_split|rope|scaled|rotate",  # int4 and other heads take minutes: by `compile_all.py`
+    "llama-8b-scaled-fp8-kv:attend_split|rope|scaled|rotate",
     "gemma-2-9b:attend_chunk",
     "gpt-oss-20b:attend|grouped|quantised|clamped",
     "llama-8b-latents",
@@ -89,3 +89,33 @@ def test_every_kernel_compiles_within_a_multiprocessor(capability: int, tmp_path
         pipelined = [one for one in plain if one["name"] in ("_attend_split", "_attend_chunk", "_quantised_matmul")]
         assert [one for one in pipelined if one["buffers"] < 2 or one["waits"] < 2] == [], "loops wait for new loads"
     assert [one for one in compiled if one["registers"] > 255 or one["shared_bytes"] > SHARED_BYTES[capability]] == []
+
+
+# Cycles of issue over those of reading, of a decode step's tile of codes with scales of their own: as counted, and a
+# twentieth for another version of the compiler. Without a GPU nothing else shows that a change slows them down.
+ISSUE_PER_READ: dict[tuple[int, str], float] = {
+    (64, "fp8"): 1.07,
+    (64, "int8"): 1.25,
+    (64, "int4"): 5.35,
+    (128, "fp8"): 1.42,
+    (128, "int8"): 1.60,
+    (128, "int4"): 4.17,
+    (256, "fp8"): 1.88,
+    (256, "int8"): 2.15,
+    (256, "int4"): 4.88,
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_decode_steps_over_scaled_codes_issue_no_more_than_was_counted(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    script = Path(__file__).with_name("issue_cycles.py")
+    ran = subprocess.run([sys.executable, "-P", script], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    counted = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert {(one["head_dim"], one["format"]) for one in counted} == set(ISSUE_PER_READ)
+    assert [one for one in counted if one["spilled_bytes"]] == []
+    slower = [one for one in counted if one["issue_per_read"] > ISSUE_PER_READ[one["head_dim"], one["format"]]]
+    assert slower == []
