@@ -2,7 +2,9 @@ r"""Parser for grammars as llama.cpp writes them (GBNF; xgrammar and SGLang say 
 
 Rules are over characters, and nothing is skipped: every reading of a text counts. `<name>`, `<[7]>` and `!<name>` are
 whole tokens, as in xgrammar's `Token`, `ExcludeToken` and `TokenTagDispatch`; its `TagDispatch` is free text with
-tags. Its other macros and look-ahead (`(=...)`) are refused.
+tags, its `Regex` a pattern, its `Substring` a part of consecutive texts. `Lazy` is llama-server's `grammar_lazy`: free
+text without some words, and then perhaps a rule, each of whose texts begins with one of them. Look-ahead
+(`(=...)`) is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +15,31 @@ from typing import Any, NoReturn
 from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from ..regex.syntax.expression import Chars, Seq, literal
+from ..regex.syntax.expression import (
+    Alt,
+    Chars,
+    Expression,
+    Look,
+    Repeat,
+    Seq,
+    TextEnd,
+    TextStart,
+    literal,
+    sequence,
+)
+from ..regex.syntax.parser import parse_regex
 from .cfg import MAX_GRAMMAR_REPEAT, MAX_GRAMMAR_TEXT, Cfg, TokenSet
-from .rule_expressions import Alternatives, Concatenation, Dispatch, Repetition, Rule, RuleReference, cfg_of_rules
+from .lazy import begins_with_one_of
+from .rule_expressions import (
+    Alternatives,
+    Concatenation,
+    Dispatch,
+    Pattern,
+    Repetition,
+    Rule,
+    RuleReference,
+    cfg_of_rules,
+)
 
 _MAX_NESTING = 60
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -25,8 +49,8 @@ _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}
 _BOUNDS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _TOKEN = re.compile(r"<(?:\[([0-9]{1,9})\]|[^>\r\n]+)>")
 _INTEGER = re.compile(r"[0-9]{1,9}(?![0-9])")
-_MACRO = re.compile(r"(Token|ExcludeToken|TagDispatch|TokenTagDispatch|Regex|Substring)\(")
-_UNSUPPORTED_MACROS = ("Regex", "Substring")
+_MACRO = re.compile(r"(Token|ExcludeToken|TagDispatch|TokenTagDispatch|Regex|Substring|Lazy)\(")
+_MAX_SUBSTRING = 1_000  # parts; each is a rule
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -46,6 +70,8 @@ class _GbnfParser:
         self._at = 0
         self._depth = 0
         self._uses: dict[str, int] = {}  # names of rules with the position of their first use
+        self._made: dict[str, Rule] = {}  # rules of macros
+        self._lazy_rules: list[tuple[str, tuple[str, ...], int]] = []  # with their words and positions
 
     def rules(self, start: str) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
@@ -68,6 +94,8 @@ class _GbnfParser:
                 self._fail(f"there is no rule {name}", position)
         if start not in found:
             raise GrammarError(f"the grammar has no rule {start!r}")
+        found |= self._made
+        self._check_lazy(found)
         return found
 
     def _fail(self, message: str, position: int | None = None) -> NoReturn:
@@ -162,8 +190,6 @@ class _GbnfParser:
 
     def _macro(self, name: str, start: int) -> Rule:
         """Read the arguments of a macro of xgrammar's, after the parenthesis."""
-        if name in _UNSUPPORTED_MACROS:
-            self._fail(f"{name}(...) is not supported: write its text as a rule", start)
         values: list[object] = []
         options: dict[str, object] = {}
         while not self._take(")"):
@@ -182,7 +208,50 @@ class _GbnfParser:
             if options or not values or not all(isinstance(value, int) for value in values):
                 self._fail(f"{name} takes numbers of tokens", start)
             return TokenSet(tuple(v for v in values if isinstance(v, int)), name == "ExcludeToken", position=start)
+        if name == "Lazy":
+            return self._lazy(values, start)
+        if name in ("Regex", "Substring"):
+            return self._pattern_or_part(name, values, options, start)
         return self._dispatch(name, int if name == "TokenTagDispatch" else str, values, options, start)
+
+    def _lazy(self, values: list[object], start: int) -> Rule:
+        *words, rule = values or [None]
+        triggers = tuple(word for word in words if isinstance(word, str) and word)
+        if not triggers or len(triggers) < len(words) or not isinstance(rule, RuleReference):
+            self._fail("Lazy takes words and a rule", start)
+        self._lazy_rules.append((rule.name, triggers, start))
+        return Concatenation((Dispatch((), triggers, True), Repetition(rule, 0, 1)))
+
+    def _check_lazy(self, rules: dict[str, Rule]) -> None:
+        for name, words, start in self._lazy_rules:
+            budget = CompileBudget(max_steps=GRAMMAR_STEPS)
+            cfg = cfg_of_rules(rules, name, budget)
+            if cfg.has_tokens:
+                self._fail("a lazy grammar with words has no tokens", start)
+            if not begins_with_one_of(cfg, {word.encode() for word in words}, budget):
+                self._fail(f"each text of {name} has to begin with a trigger, one of {', '.join(words)}", start)
+
+    def _pattern_or_part(self, name: str, values: list[object], options: dict[str, object], start: int) -> Rule:
+        """Return a pattern as a rule, or the rule of a run of consecutive texts, which may be empty."""
+        texts = [value for value in values if isinstance(value, str)]
+        if options or not values or len(texts) < len(values) or (name == "Regex" and len(texts) > 1):
+            self._fail(f"{name} takes {'one text, a pattern' if name == 'Regex' else 'texts'}", start)
+        if name == "Regex":
+            try:
+                return Pattern(_without_anchors(parse_regex(texts[0])))
+            except GrammarError as error:
+                self._fail(f"the pattern {texts[0]!r}: {error}", start)
+        if len(texts) > _MAX_SUBSTRING:
+            self._fail(f"Substring takes at most {_MAX_SUBSTRING} texts", start)
+        # The run that begins at a text is this text and, perhaps, the run that begins at the next one.
+        run: Rule = Concatenation(())
+        begun: list[Rule] = [run]
+        for text in reversed(texts):
+            name = f"Substring {start} {len(begun)}"
+            self._made[name] = Alternatives((Concatenation(()), Concatenation((_text(text), run))))
+            run = RuleReference(name)
+            begun.append(run)
+        return Alternatives(tuple(begun))
 
     def _value(self) -> object:
         """Read an argument of a macro: a text, a number, a flag, a rule or several of these, with the space around."""
@@ -265,9 +334,7 @@ class _GbnfParser:
         text = ""
         while not self._take('"'):
             text += self._character(start)
-        found = literal(text)
-        assert isinstance(found, Chars | Seq)
-        return found
+        return _text(text)
 
     def _class(self, start: int) -> CharSet:
         negated = self._take("^")
@@ -283,3 +350,28 @@ class _GbnfParser:
             ranges.append((low, high))
         found = charset(ranges)
         return complement(found) if negated else found
+
+
+def _without_anchors(expression: Expression) -> Expression:
+    """Drop anchors at the ends of a pattern, which matches whole anyway. Raises GrammarError for those inside it."""
+    parts = list(expression.parts) if isinstance(expression, Seq) else [expression]
+    while parts and isinstance(parts[0], TextStart):
+        del parts[0]
+    while parts and isinstance(parts[-1], TextEnd):
+        del parts[-1]
+    todo: list[Expression] = [*parts]
+    while todo:
+        match todo.pop():
+            case TextStart() | TextEnd() | Look():
+                raise GrammarError("look-around, and anchors but at its ends, are not supported in Regex(...)")
+            case Seq(parts=inner) | Alt(parts=inner):
+                todo += inner
+            case Repeat(part=part):
+                todo.append(part)
+    return sequence(*parts)
+
+
+def _text(text: str) -> Chars | Seq:
+    found = literal(text)
+    assert isinstance(found, Chars | Seq)
+    return found

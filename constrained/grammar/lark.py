@@ -59,6 +59,8 @@ _REWRITTEN += [
     (r"\/(?!\/)(\\\/|\\\\|[^\/])*?\/", r"\/(?:\\\/|\\\\|[^\/])+?\/"),  # lark.REGEXP
 ]
 
+_BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
+
 # What llguidance adds to Lark's syntax, and what to write instead.
 _OF_LLGUIDANCE = [
     (re.compile(r"%json\b"), "%json", "give the schema as json_schema, or in a structural tag"),
@@ -67,7 +69,7 @@ _OF_LLGUIDANCE = [
     (re.compile(r"\w\[\s*\w+"), "attributes of a rule", "bound texts by a structural tag"),
     (re.compile(r"::"), "parameters of a rule", "write templates, or alternatives"),
     (re.compile(r"<[^<>\s]+>"), "tokens in angle brackets", "write the grammar in GBNF, which has them"),
-    (re.compile(r"\{\s*\d*\s*,?\s*\d*\s*\}"), "bounds in braces", "write x~2..5"),
+    (_BOUNDS, "bounds in braces", "write x{2,5} or x{2}, or x~2 x* for no upper bound"),
     (re.compile(r"&|~(?!\s*\d|~|$)"), "& and ~ of terminals", "write one pattern"),
 ]
 
@@ -101,6 +103,7 @@ def _translated(text: str, start: str, encoding: Encoding, *, by_name: bool) -> 
     for found in _IMPORT.finditer(text):
         if found[1] or found[2] not in _LIBRARY:
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
+    text = _without_braces(text)
     _check_terminals(text)
     read = _read(text)
     translator = _LarkTranslator(read, CompileBudget(max_steps=GRAMMAR_STEPS), encoding, by_name)
@@ -108,6 +111,18 @@ def _translated(text: str, start: str, encoding: Encoding, *, by_name: bool) -> 
         return without_unreadable(translator.translate(start)), translator.terminals
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
+
+
+def _without_braces(text: str) -> str:
+    """Return the text with llguidance's bounds `x{2,5}` as Lark's `x~2..5`; those without an upper one stay."""
+    plain, parts, end = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text), [], 0
+    for found in _BOUNDS.finditer(plain):
+        least, comma, most = found.groups()
+        if not (least if not comma else most):
+            continue
+        parts += [text[end : found.start()], f"~{least or 0}" + (f"..{most}" if comma else "")]
+        end = found.end()
+    return "".join([*parts, text[end:]])
 
 
 def _check_terminals(text: str) -> None:

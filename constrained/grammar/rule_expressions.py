@@ -68,7 +68,14 @@ class Dispatch:
     loops: bool
 
 
-Rule = Chars | Seq | RuleReference | Concatenation | Alternatives | Repetition | TokenSet | Dispatch
+@dataclass(frozen=True)
+class Pattern:
+    """A regular expression, which may look around itself."""
+
+    expression: Expression
+
+
+Rule = Chars | Seq | Pattern | RuleReference | Concatenation | Alternatives | Repetition | TokenSet | Dispatch
 
 
 def cfg_of_rules(rules: Mapping[str, Rule], start: str, budget: CompileBudget) -> Cfg:
@@ -104,6 +111,8 @@ class _RuleTranslator:
         match rule:
             case Chars() | Seq():
                 return rule, 1 + len(getattr(rule, "parts", ()))
+            case Pattern(expression=expression):
+                return _limited(expression, _size([expression]))
             case RuleReference(name=name):
                 return self._named(name)
             case Repetition(part=part, least=least, most=most):

@@ -99,6 +99,11 @@ def grammar_start(cfg: Cfg, automaton: Automaton) -> GrammarState:
     grammar = CompiledCfg.of(cfg)
     automaton.caches.append(grammar.sets.caches)
     automaton.num_fixed_bytes += grammar.num_bytes
+    return first_state(grammar)
+
+
+def first_state(grammar: CompiledCfg) -> GrammarState:
+    """Return the state before the text of a compiled grammar."""
     nothing: frozenset[tuple[int, int]] = frozenset()
     start = grammar.sets.start
     return GrammarState(grammar, frozenset(_first_readings(grammar, start, nothing)), grammar.sets.accepts(start))

@@ -6,6 +6,8 @@ llama.cpp's `grammar`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -60,6 +62,14 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool = False
 
 
+class GrammarTrigger(Body):
+    """llama-server's trigger of a lazy grammar. `type` 1 is a word; 0 is a token, 2 and 3 are patterns."""
+
+    type: Annotated[int, Field(ge=0, le=3)]
+    value: Text
+    token: int | None = None
+
+
 class RequestedConstraint(NamedTuple):
     """Constraint of one field. `source` None: the field is not set."""
 
@@ -79,6 +89,8 @@ class ConstraintFields(RequestBody):
     regex: Text | None = None
     ebnf: Text | None = None
     grammar: Text | None = None  # "" is llama.cpp's none
+    grammar_lazy: bool = False  # the grammar holds from the first of the triggers on
+    grammar_triggers: Many[GrammarTrigger] = Field(default_factory=list)
     json_schema: Schema | Text | None = None
     structural_tag: Text | dict[str, Any] | None = None
     additional_properties: AdditionalProperties | None = None  # applies to the schemas of tools too
@@ -121,6 +133,22 @@ class ConstraintFields(RequestBody):
         of_vllm = self.structured_outputs is not None and self.structured_outputs.disable_any_whitespace
         return "compact" if of_vllm or self.constrained_json_disable_any_whitespace else self.json_whitespace
 
+    def _grammar(self) -> str | None:
+        """Return llama.cpp's grammar, behind free text if it is lazy. Raises RequestError for triggers but words."""
+        if not self.grammar_lazy:
+            return self.grammar or None  # triggers say nothing then, as in llama-server
+        if not self.grammar:
+            raise RequestError("grammar_lazy needs a grammar", param="grammar_lazy")
+        if not self.grammar_triggers:
+            raise RequestError("grammar_lazy needs grammar_triggers", param="grammar_triggers")
+        for index, trigger in enumerate(self.grammar_triggers):
+            if trigger.type != 1 or not trigger.value:
+                raise RequestError(
+                    "a trigger is a word, type 1; for a token write TokenTagDispatch in the grammar",
+                    param=f"grammar_triggers[{index}]",
+                )
+        return lazy_grammar(self.grammar, [trigger.value for trigger in self.grammar_triggers])
+
     def _requested(self) -> list[RequestedConstraint]:
         structured = self.structured_outputs or StructuredOutputs()
         any_object = '{"type": "object"}' if structured.json_object else None
@@ -138,10 +166,25 @@ class ConstraintFields(RequestBody):
             RequestedConstraint("guided_grammar", "grammar", self.guided_grammar),
             RequestedConstraint("regex", "regex", self.regex),
             RequestedConstraint("ebnf", "grammar", self.ebnf),
-            RequestedConstraint("grammar", "grammar", self.grammar or None),
+            RequestedConstraint("grammar", "grammar", self._grammar()),
             RequestedConstraint("json_schema", "json_schema", self.json_schema),
             RequestedConstraint("structural_tag", "structural_tag", self.structural_tag),
         ]
+
+
+_NAMES_AND_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|<[^>\n]*>|[A-Za-z0-9_-]+')
+
+
+def lazy_grammar(text: str, words: Sequence[str]) -> str:
+    """Return a grammar in GBNF of free text without some words, and then perhaps a text of the given grammar.
+
+    Its rule `root` gets another name of the same length, so that positions in errors stay.
+    """
+    used = set(_NAMES_AND_TEXTS.findall(text))
+    name = next(f"{first}oot" for first in "abcdefghijklmnopqstuvwxyz" if f"{first}oot" not in used)
+    renamed = _NAMES_AND_TEXTS.sub(lambda found: name if found[0] == "root" else found[0], text)
+    quoted = ", ".join('"' + "".join(f"\\U{ord(letter):08x}" for letter in word) + '"' for word in words)
+    return f"{renamed}\nroot ::= Lazy({quoted}, {name})\n"
 
 
 def _given_option(fields: ConstraintFields) -> str | None:

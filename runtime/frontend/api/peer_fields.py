@@ -130,8 +130,6 @@ _NEUTRAL: dict[
     },
     "llama.cpp": {
         "cache_prompt": (True,),
-        "grammar_lazy": (False,),
-        "grammar_triggers": ([],),
         "id_slot": (-1,),
         "lora": ([],),
         "min_keep": (0,),
@@ -285,8 +283,6 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "timings_per_token",
     ),
     "the grammar engine is chosen at start, and JSON's whitespace by json_whitespace": (
-        "grammar_lazy",
-        "grammar_triggers",
         "guided_decoding_backend",
         "guided_whitespace_pattern",
     ),
