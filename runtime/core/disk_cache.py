@@ -128,6 +128,7 @@ def open_disk_cache(config: CoreConfig, info: ModelInfo, cache: PrefixCache, pag
         raise RequestError(
             f"cannot use the folder {config.disk_cache!r}: {error.strerror}", param="disk_cache"
         ) from None
+    pages.outlive_cache = True
     return DiskCache(DiskTier(store, keys, cache, pages, time.monotonic), int(memory * _GIB))
 
 

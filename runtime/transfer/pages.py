@@ -42,6 +42,7 @@ class CachePages:
         self._engine = engine
         self.shape = engine.kv_shape
         self.device = engine.device
+        self.outlive_cache = False  # they are on disk too
 
     def constants(self) -> torch.Tensor | None:
         """Return the scales or statistics of stored keys and values, float32 [N, L, K, ...]; None: there are none."""
@@ -51,6 +52,8 @@ class CachePages:
         """Return why other scales or statistics cannot be adopted; None: they can."""
         if not self._engine.adopts_constants:
             return "those here are a file's or the checkpoint's"
+        if self.outlive_cache:
+            return "pages on disk are stored by those here"
         if self._cache.num_free < self._cache.num_pages or any(True for _ in self._cache.tree.nodes()):
             return "pages are held here already"
         return None

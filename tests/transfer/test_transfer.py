@@ -15,6 +15,7 @@ import pytest
 import torch
 import zmq
 
+from ramiform.runtime.core.disk_cache import open_disk_cache
 from ramiform.runtime.engine import kv_statistics
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE
 from ramiform.runtime.models.stored.kv_scales import KvStatistics, constants_digest
@@ -298,6 +299,19 @@ def test_a_file_pins_the_scales_of_a_runtime(
     pinned = elsewhere(monkeypatch, transfer_bind=address + "2", kv_dtype="int4", kv_scales=str(file))
     other = Core(prefill_workers=address + "2", kv_dtype="int4", kv_scales=str(file))
     run([pinned, other], lambda: other.hub._fetcher.connected)
+
+
+@pytest.mark.slow
+def test_a_disk_cache_pins_the_statistics_of_its_pages(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = elsewhere(monkeypatch, transfer_bind=address, kv_dtype="int8")
+    decode = Core(prefill_workers=address, kv_dtype="int8", disk_cache=str(tmp_path / "pages"))
+    disk, before = open_disk_cache(decode.config, decode.info, decode.cache, decode.pages), decode.layout.kv_scales
+    run([prefill, decode], lambda: "kv_scales is" in caplog.text)
+    assert "pages on disk are stored by those here" in caplog.text
+    assert (decode.hub._fetcher.connected, decode.engine.kv_shape.scales) == (set(), before)
+    disk.close()
 
 
 @pytest.mark.slow
