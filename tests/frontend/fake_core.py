@@ -155,6 +155,7 @@ class FakeCore:
             case GetStats(call=call):
                 values = dict.fromkeys(CoreStats.__struct_fields__, 0)
                 values |= {"accepted_lengths": [], "speculation": [], "draft_source": "off", "is_paused": False}
+                values["disk"] = None
                 self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
 
     async def _load(self) -> None:
