@@ -153,10 +153,8 @@ class FakeCore:
             case Pause(call=call):
                 self.send(CoreReply(call))
             case GetStats(call=call):
-                values = dict.fromkeys(CoreStats.__struct_fields__, 0)
-                values |= {"accepted_lengths": [], "speculation": [], "draft_source": "off", "is_paused": False}
-                values["disk"] = None
-                self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
+                required = {own.name: 0 for own in msgspec.structs.fields(CoreStats) if own.required}
+                self.send(CoreReply(call, stats=CoreStats(**required | {"num_waiting": len(self._waiting)})))
 
     async def _load(self) -> None:
         await self.loaded.wait()

@@ -175,9 +175,7 @@ class FakeFrontend:
                 for key in [key for key, state in self._states.items() if state.program in programs]:
                     del self._states[key]
             case session.Call(call=number, method=method):
-                values = dict.fromkeys(CoreStats.__struct_fields__, 0)
-                values |= {"accepted_lengths": [], "speculation": [], "draft_source": "off", "is_paused": False}
-                stats = CoreStats(**values)
+                stats = CoreStats(**{own.name: 0 for own in msgspec.structs.fields(CoreStats) if own.required})
                 reply = session.Reply(
                     number, info=self.info if method == "info" else None, stats=stats if method == "stats" else None
                 )
