@@ -445,6 +445,8 @@ bench.command("serve")(serve_load)
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.1%}" if isinstance(value, float) else str(value)
 
 

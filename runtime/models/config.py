@@ -224,7 +224,6 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     quantisation = parse_quantisation(fields.nested("quantization_config"), family.renames)
     experts = _experts_as_stored(fields, _experts(fields, family, num_layers, kinds), quantisation)
     attention_scale = _attention_scale(fields, family, latent, positions.rope, head_dim)
-    logit_scale = _logit_scale(fields, family)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -257,7 +256,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         attention_cap=_optional(fields, family.attention_cap_field),
         embedding_scale=_embedding_scale(fields, family, hidden_size),
         residual_scale=_optional(fields, family.residual_scale_field),
-        logit_scale=logit_scale,
+        logit_scale=_logit_scale(fields, family),
         logit_cap=_optional(fields, family.logit_cap_field),
         head_bias=family.head_bias,
         stored=_stored_layout(fields, family, num_layers, classifies),

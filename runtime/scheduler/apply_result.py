@@ -34,9 +34,8 @@ def apply_result(
 
     `follow` lets the grammar, if any, follow each, and appends the tokens that it forces. It is called with the token,
     None for an end of sequence; with True if the output goes on; and with True if the token is the result's last.
-    `verified` counts the right guesses of the row's draft, and all of them; None if it had none.
     Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
-    sampled again.
+    sampled again. `verified` counts the right guesses of the row's draft, and all of them; None if it had none.
     """
     request.num_computed += row.num_committed
     if (not_finite := _take_scores_and_pooling(request, row, result)) is not None:

@@ -82,6 +82,10 @@ def test_the_document_is_true_of_every_route(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
 
 
+# Refused whatever is asked, because the model that ships has no tokens for infilling, and no relevance.
+FOR_OTHER_MODELS = ("/infill", "/v1/classify", "/v1/rerank")
+
+
 def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
     described = http.get("/openapi.json").json()
     bodies = {
@@ -99,7 +103,7 @@ def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
         named = path.replace("{conversation_id}", new_conversation(http))
         if "input_file_id" in example:
             example |= {"input_file_id": new_file(http)}
-        assert http.post(named, json=example).status_code == 200, path
+        assert http.post(named, json=example).status_code == (400 if path in FOR_OTHER_MODELS else 200), path
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -141,7 +145,7 @@ def test_what_is_refused_is_wrong_by_the_document_too(http: httpx.Client, path: 
 PHASES = {
     # Left out: others would wait for ever; needs an open session; needs another runtime; needs the
     # number of a node.
-    "fuzzing": ["--exclude-path-regex", "^/(pause|close_session|drain|v1/ramiform/tree/)"],
+    "fuzzing": ["--exclude-path-regex", "^/(pause|close_session|drain|infill|v1/classify|v1/rerank|v1/ramiform/tree/)"],
     "coverage": [
         "--include-path-regex",
         "^/(v1/(decisions|embeddings)|detokenize|abort_request)$",
