@@ -23,7 +23,7 @@ from ramiform.tests.frontend.http.transport.peers import Peer, connected
 
 from .test_garbage import ask
 
-NUM_REQUESTS = 120
+NUM_REQUESTS = 60
 NUM_STATES = 20  # for each program
 draw = random.Random(5)
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
