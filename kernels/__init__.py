@@ -96,32 +96,66 @@ __all__ = [
     "walk_trees",
 ]
 
-_MODULES = (
-    ".arguments",
-    ".dispatch",
-    ".kv_cache",
-    ".ops",
-    ".reference.attention",
-    ".reference.attention_layout",
-    ".reference.experts",
-    ".reference.layers",
-    ".reference.logits",
-    ".reference.quantise",
-    ".reference.rare_filters",
-    ".reference.sampling",
-    ".reference.scaled_codes",
-    ".reference.streaming",
-    ".reference.trees",
-    ".transfer",
-    ".reference",
-)
+_MODULES = {
+    "Attention": ".ops",
+    "AttentionArgs": ".arguments",
+    "AttentionLayout": ".reference.attention_layout",
+    "Chunk": ".arguments",
+    "DecodeAttentionArgs": ".arguments",
+    "Deferred": ".transfer",
+    "FILTER_DTYPES": ".reference.rare_filters",
+    "FilterTensors": ".reference.rare_filters",
+    "GroupRouting": ".arguments",
+    "KernelsName": ".dispatch",
+    "KeyBasis": ".reference.scaled_codes",
+    "KvCache": ".kv_cache",
+    "LatentArgs": ".ops",
+    "NOT_FINITE": ".arguments",
+    "Ops": ".ops",
+    "PACKED_INT4": ".reference.quantise",
+    "PenaltyTensors": ".arguments",
+    "QUANTISED_MAX": ".reference.quantise",
+    "QueryTensors": ".arguments",
+    "RecurrenceInputs": ".arguments",
+    "RopeAndStoreArgs": ".arguments",
+    "RowSpan": ".arguments",
+    "SAMPLING_DTYPES": ".reference.sampling",
+    "SamplingTensors": ".reference.sampling",
+    "SharedKeys": ".arguments",
+    "StreamingAttention": ".reference.streaming",
+    "StreamingSizes": ".reference.streaming",
+    "add_rms_norm": ".reference.layers",
+    "apply_penalties": ".reference.logits",
+    "apply_rope": ".reference.layers",
+    "apply_token_bitmask": ".reference.logits",
+    "attention_layout": ".reference.attention_layout",
+    "choose_experts": ".reference.experts",
+    "combine_experts": ".reference.experts",
+    "compact_kv": ".reference.trees",
+    "draw_tokens": ".reference.sampling",
+    "expert_ranges": ".reference.experts",
+    "for_device": ".dispatch",
+    "group_by_expert": ".reference.experts",
+    "grouped_matmul": ".reference.experts",
+    "paged_attention": ".reference.attention",
+    "quantised_products": ".dispatch",
+    "rare_filters": ".reference",
+    "rms_norm": ".reference.layers",
+    "sampling_weights": ".reference.sampling",
+    "silu_and_mul": ".reference.layers",
+    "store_kv": ".reference.attention",
+    "stored_size": ".reference.scaled_codes",
+    "to_buffer": ".transfer",
+    "to_device": ".transfer",
+    "to_host": ".transfer",
+    "token_logprobs": ".reference.sampling",
+    "walk_trees": ".reference.trees",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name at its first use: a process that compiles loops needs no torch."""
-    for module in _MODULES if name in __all__ else ():
-        found = import_module(module, __name__)
-        if hasattr(found, name):
-            value = globals()[name] = getattr(found, name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if (module := _MODULES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module, __name__), name)
+    return value

@@ -46,7 +46,7 @@ class DiskPage(NamedTuple):
 
 
 class SegmentFormat(NamedTuple):
-    """What all segments of a store share."""
+    """Format of a store's segments: it makes and checks what stands in their files."""
 
     secret: bytes
     digest: bytes  # of the pages' format

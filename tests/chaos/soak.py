@@ -57,7 +57,7 @@ Load = Callable[["Clients"], Any]
 
 
 class Clients:
-    """What the requests of one run share: connections, and the random words that make each request another one."""
+    """Sends the requests of one run, with random words that make each another one."""
 
     def __init__(self, server: ChaosServer) -> None:
         self.http = server.at.client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=WORKERS))

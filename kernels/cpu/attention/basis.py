@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ...reference.scaled_codes import BOUNDS, CLIPS, E5M3_BIAS, GROUP, LARGEST_LEVEL, KeyBasis
 from ..bfloat16 import float32_to_bfloat16
+from ..codes import LARGEST_E4M3, LARGEST_INT8, nearest_code
 from ..compiled import Floats, Ints, compiled_in_order
 from ..instructions import HOST
 from ..pointers import address_of, pointer_to
@@ -41,12 +42,12 @@ FACTORS, FIRSTS, OFFSETS, PACKED_TERMS, ANGLES, FREQUENCIES, SERIES, FAST, NUM_T
 TERMS = max(8, LANES)  # coefficients of a polynomial of the place in a span
 _SERIES_ERROR = 4e-7  # of a cosine by such a polynomial
 _UNROLLED = 2  # slow pairs whose sums are taken at once
-_LEAST_SCALE, _LARGEST_E4M3, _LARGEST_INT8 = np.float32(2.0**-100), np.float32(448), np.float32(127)
+_LEAST_SCALE = np.float32(2.0**-100)
 _LARGEST_LEVEL, _E5M3_BASE = np.float32(LARGEST_LEVEL), (127 - E5M3_BIAS) << 3
 _LEVEL_BOUNDS = tuple(np.float32(bound) for bound in BOUNDS)
 _CLIPS = tuple(np.float32(clip) for clip in CLIPS)
 _floats, _doubles = pointer_to(types.float32), pointer_to(types.float64)
-_ints, _bytes, _codes = pointer_to(types.int64), pointer_to(types.uint8), pointer_to(types.int8)
+_ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 _halves = pointer_to(types.uint16)
 
 
@@ -287,33 +288,15 @@ def pack_numbers(numbers: int, D: int, dtype: int, to: int) -> None:
     if dtype != INT8 and dtype != E4M3_CODES:
         _pack_levels(numbers, D, to)
         return
-    largest = _LARGEST_INT8 if dtype == INT8 else _LARGEST_E4M3
-    scale = _largest(numbers, D) / largest
+    scale = _largest(numbers, D) / (LARGEST_INT8 if dtype == INT8 else LARGEST_E4M3)
     if scale < _LEAST_SCALE:  # not `max`, of which NaN may be lost
         scale = _LEAST_SCALE
     bits = float32_to_bfloat16(scale)
     found = np.float32(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
     carray(_halves(to), (1,))[0] = bits
-    codes = carray(_codes(to + 2), (D,))
+    codes = carray(_bytes(to + 2), (D,))
     for d in range(D):
-        y = min(max(x[d] / found, -largest), largest)
-        if dtype == INT8:
-            codes[d] = np.int8(np.rint(y))
-        else:
-            codes[d] = _e4m3_code(y)
-
-
-@compiled_in_order("int8(float32)")
-def _e4m3_code(y: np.float32) -> np.int8:
-    """Return the code of the nearest e4m3 number, ties to even, of a number within its range."""
-    size = abs(np.float32(y))
-    if size < np.float32(2.0**-6):
-        code = np.int32(np.rint(size * np.float32(512)))
-    else:
-        bits: Any = np.float32(size).view(np.uint32)
-        bits += np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))
-        code = np.int32(bits >> np.uint32(20)) - np.int32((127 - 7) << 3)
-    return np.int8(code | 128 if y < 0 else code)
+        codes[d] = nearest_code(x[d] / found, dtype)
 
 
 @compiled_in_order("float32(uint8)")

@@ -1,14 +1,9 @@
 """Writes a token's rotated keys, and values, to its slot of a layer's cache, in the format of the cache.
 
-Formats without scales of their own are rounded as `reference.quantise` rounds them: to nearest, ties to even, numbers
-out of range to the largest code.
-
 Legend: K key/value heads, D head size.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numba import carray, types
@@ -17,12 +12,11 @@ from ..attention.blocks import BASIS, DTYPE, HEAD_SIZE, KEY_SCALES, KEYS, KV_HEA
 from ..attention.inner import BFLOAT16, BFLOAT16_DOTS, E4M3_CODES, E5M2_CODES, FLOAT32, INT8
 from ..attention.scaled import LANES, store_scaled
 from ..bfloat16 import narrow
+from ..codes import nearest_code
 from ..compiled import Ints, compiled_in_order
 from ..pointers import pointer_to
 
 STORED = (FLOAT32, BFLOAT16, BFLOAT16_DOTS, INT8, E4M3_CODES, E5M2_CODES)  # formats without scales of their own
-_LARGEST_INT8, _LARGEST_E4M3, _LARGEST_E5M2 = np.float32(127), np.float32(448), np.float32(57344)
-_NOT_A_NUMBER = np.uint8(127)  # e4m3 and e5m2 without their sign
 
 _floats, _halves, _bytes = pointer_to(types.float32), pointer_to(types.uint16), pointer_to(types.uint8)
 
@@ -67,23 +61,4 @@ def _store_codes(numbers: int, kv: Ints, scales: int, to: int) -> None:
         if scales != 0:
             scale = carray(_floats(scales), (K,))[head]
         for d in range(D):
-            codes_KD[head, d] = _code(x_KD[head, d] / scale, kv[DTYPE])
-
-
-@compiled_in_order("uint8(float32, int64)")
-def _code(y: np.float32, dtype: int) -> np.uint8:
-    """Return the code of the nearest number of int8, e4m3 or e5m2; NaN of a number that is none, but 0 in int8."""
-    y = np.float32(y)
-    if dtype == INT8:
-        return np.uint8(np.int8(np.rint(min(max(y, -_LARGEST_INT8), _LARGEST_INT8)))) if y == y else np.uint8(0)
-    if y != y:
-        return _NOT_A_NUMBER
-    mantissa, bias, largest = (3, 7, _LARGEST_E4M3) if dtype == E4M3_CODES else (2, 15, _LARGEST_E5M2)
-    size = min(abs(y), largest)
-    if size < np.float32(2.0) ** np.float32(1 - bias):  # a subnormal number
-        code = np.int64(np.rint(size * np.float32(2.0) ** np.float32(bias - 1 + mantissa)))
-    else:
-        bits: Any = np.int64(np.float32(size).view(np.uint32))
-        bits += (1 << (22 - mantissa)) - 1 + ((bits >> (23 - mantissa)) & 1)
-        code = (bits >> (23 - mantissa)) - ((127 - bias) << mantissa)
-    return np.uint8(code | 128 if np.signbit(y) else code)
+            codes_KD[head, d] = nearest_code(x_KD[head, d] / scale, kv[DTYPE])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from ...protocol.config import RerankerName
 from ...protocol.core import RequestOptions
@@ -92,7 +93,7 @@ class Head:
 
 
 class RelevanceModel:
-    """What the served model says of texts, and of a query with a document."""
+    """Asks the served model for logits of labels: of texts, or of a query with a document."""
 
     def __init__(self, generator: Generator, reranker: RerankerName) -> None:
         """`reranker` names the prompt of a query and a document; "auto" goes by the model's name."""
@@ -137,13 +138,12 @@ class RelevanceModel:
 
     def check_pairs(self) -> None:
         """Raise RequestError unless the model gives a query and a document one score."""
-        if self.head is not None and len(self.head.labels) != 1 and self.form is None:
+        if self.form is None and len(self.labels) != 1:
             raise RequestError(
-                f"this model has {len(self.head.labels)} labels, and a score of a pair needs one: see /classify",
+                f"this model has {len(self.labels)} labels, and a score of a pair needs one: see /classify",
                 param="model",
                 code="not_supported",
             )
-        self.labels  # noqa: B018  # raises
 
     async def pair(self, query: str, document: str, instruction: str | None, param: str) -> list[int]:
         """Return the token ids of a query with a document. What a client wrote names no special tokens."""
@@ -215,26 +215,29 @@ def read_head(folder: Path) -> Head:
     """Read the classification head of the checkpoint in a directory. Raises RequestError if it stores none."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stored:
-            size = int.from_bytes(stored.read(8), "little")
-            tensors = json.loads(stored.read(size))
-            name = next((name for name in _HEADS if name in tensors), None)
-            if name is None:
-                continue
-            entry = tensors[name]
-            start, end = entry["data_offsets"]
-            stored.seek(8 + size + start)
-            weight_LE = _as_float32(stored.read(end - start), entry["dtype"]).reshape(entry["shape"])
-        return Head(weight_LE, _label_names(config, len(weight_LE)), _is_independent(config))
+        with safe_open(file, framework="numpy") as tensors:  # it checks the header, which is read below
+            name = next((name for name in _HEADS if name in tensors.keys()), None)  # noqa: SIM118  # it is no mapping
+        if name is not None:
+            weight_LE = _read_float32(file, name)
+            return Head(weight_LE, _label_names(config, len(weight_LE)), _is_independent(config))
     raise RequestError(f"{folder} stores no tensor {' or '.join(_HEADS)}", param="model")
 
 
-def _as_float32(data: bytes, dtype: str) -> NDArray[np.float32]:
+def _read_float32(file: Path, name: str) -> NDArray[np.float32]:
+    """Read a tensor, bfloat16 too, which safetensors gives to torch only."""
+    with file.open("rb") as stored:
+        size = int.from_bytes(stored.read(8), "little")
+        entry = json.loads(stored.read(size))[name]
+        start, end = entry["data_offsets"]
+        stored.seek(8 + size + start)
+        data, dtype = stored.read(end - start), entry["dtype"]
     if dtype == "BF16":
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    if dtype not in _NUMPY_TYPES:
+        numbers = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    elif dtype in _NUMPY_TYPES:
+        numbers = np.frombuffer(data, _NUMPY_TYPES[dtype]).astype(np.float32)
+    else:
         raise RequestError(f"a classification head of {dtype} is not supported", param="model")
-    return np.frombuffer(data, _NUMPY_TYPES[dtype]).astype(np.float32)
+    return numbers.reshape(entry["shape"])
 
 
 def _label_names(config: dict[str, object], count: int) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def with_forced_text(
 
 @dataclass(frozen=True)
 class DraftBounds:
-    """Of a draft: nodes that are not forced, and children of a node."""
+    """Bounds the size of a draft: its nodes that are not forced, and the children of a node."""
 
     num_guesses: int
     top_k: int

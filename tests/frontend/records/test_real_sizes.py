@@ -69,7 +69,7 @@ class Stores:
 
     @property
     def num_bytes(self) -> int:
-        """What they count."""
+        """Sum of the bytes that they count."""
         return sum(
             sum(entry.num_bytes for entry in found._entries.values())
             if isinstance(found, ConversationStore)
