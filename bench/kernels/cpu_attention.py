@@ -2,7 +2,7 @@
 
     python -P bench/kernels/cpu_attention.py [--heads 14 --kv-heads 2] [--before CHECKOUT/.venv/bin/python]
     python -P bench/kernels/cpu_attention.py --steps --heads 4 --dtype float32
-    python -P bench/kernels/cpu_attention.py --formats auto,int8,fp8,int4
+    python -P bench/kernels/cpu_attention.py --formats auto,int8,fp8,int4 [--before CHECKOUT/.venv/bin/python]
 
 With `--steps` the cases are those of steps instead: rows over a shared prefix, each with keys of its own. A case's time
 is that of LAYERS layers. If it has one new token a row, so many layers have a cache of their own that keys do not stay
@@ -10,7 +10,8 @@ in the processor's caches: those of COLD_BYTES at least. Medians of the processo
 
 With `--formats` dtypes of keys and values take turns over steps of eight rows and a chunk; shown are the medians of the
 ratios to the first, above 1 where a dtype is faster. `--before` names the Python of an environment with another
-checkout installed: both compute each case in turn, and the median of the ratios is shown.
+checkout installed: both compute each case in turn, and the median of the ratios is shown; of formats those of both
+checkouts.
 """
 
 from __future__ import annotations
@@ -105,20 +106,19 @@ def worker(threads: int) -> Ask:
     return measure
 
 
-def compare_formats(ask: Ask, formats: list[str], sizes: tuple[int, int, int, str]) -> list[dict[str, Any]]:
-    """Return rows of the times with each dtype of keys and values, which take turns."""
+def compare_formats(asks: list[Ask], formats: list[str], sizes: tuple[int, int, int, str]) -> list[dict[str, Any]]:
+    """Return rows of the times with each dtype of keys and values; dtypes and checkouts take turns."""
     _, kv_heads, head_dim, _ = sizes
     found = []
     for rows, shared, own, new in OF_FORMATS:
         layers = max(1, COLD_BYTES // (2 * rows * own * kv_heads * head_dim)) if new == 1 else 1
-        rounds = [
-            [ask([rows, shared, own, new, layers, *sizes, each]) / layers for each in formats] for _ in range(ROUNDS)
-        ]
-        of_formats = dict(zip(formats, zip(*rounds, strict=True), strict=True))
-        base = of_formats[formats[0]]
-        row: dict[str, Any] = {"rows": rows, "keys": own, "new tokens": new, f"{formats[0]} us": f"{median(base):.0f}"}
-        for each in formats[1:]:
-            row[each] = f"{median(old / mine for old, mine in zip(base, of_formats[each], strict=True)):.2f}"
+        question = [rows, shared, own, new, layers, *sizes]
+        rounds = [[[ask([*question, each]) / layers for ask in asks] for each in formats] for _ in range(ROUNDS)]
+        base = [median(each) for each in zip(*(of_formats[0] for of_formats in rounds), strict=True)]
+        row: dict[str, Any] = {"rows": rows, "keys": own, "new tokens": new, f"{formats[0]} us": f"{base[0]:.0f}"}
+        for place, each in enumerate(formats[1:], 1):
+            for number, when in enumerate(("", ", before")[: len(asks)]):
+                row[f"{each}{when}"] = f"{median(one[0][number] / one[place][number] for one in rounds):.2f}"
         found.append(row)
         print(table(found[-1:]).splitlines()[-1], flush=True)
     return found
@@ -139,10 +139,10 @@ def main(
     found = []
     sizes = heads, kv_heads, head_dim, dtype
     if formats:
-        with checkouts(__file__, None, threads=threads) as [ask]:
+        with checkouts(__file__, before, threads=threads) as asks:
             report(
                 "Attention on a CPU by the dtype of keys",
-                table(compare_formats(ask, formats.split(","), sizes)),
+                table(compare_formats(asks, formats.split(","), sizes)),
                 out=out,
             )
         return
