@@ -99,5 +99,9 @@ class DraftSource(Protocol):
         It must cost next to nothing. Later drafts for these sequences may be worse.
         """
 
+    def use_loops(self) -> None:
+        """Draft with compiled loops from the next step on; they were not loaded when the source was made. The target
+        uses them already."""
+
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Make the copies one after the other in the source's memory, as `KvPool.copy` does in the target's."""

@@ -215,8 +215,10 @@ class ForwardEngine:
         runner.textless_N = torch.tensor(tokens, device=runner.model.device) if tokens else None
 
     def use_loops(self) -> None:
-        """Compute with compiled loops from the next step on, now that they are loaded."""
+        """Compute and draft with compiled loops from the next step on, now that they are loaded."""
         self._runner.model.use_loops()
+        if self._runner.source is not None:
+            self._runner.source.use_loops()
         self._runner.choose_paths()
 
     @torch.inference_mode()

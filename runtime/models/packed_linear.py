@@ -6,7 +6,7 @@ call or walk it in an order that memory is slow in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,6 +84,13 @@ class PackedLinear:
             return total_bytes(self._dense.weight, self._bias)
         assert self._matrix is not None
         return self._matrix.nbytes
+
+
+def use_loops(linears: Iterable[Linear]) -> None:
+    """Have those of the layers that are packed compute with compiled loops from now on."""
+    for linear in linears:
+        if isinstance(linear, PackedLinear):
+            linear.use_loops()
 
 
 def packed_matrices(linears: Sequence[Linear]) -> list[PackedMatrix] | None:

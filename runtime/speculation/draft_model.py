@@ -129,6 +129,9 @@ class DraftModelSource:
         self._skipped = SkippedRows(PAGE_SIZE)
         self.caught_up = 0.0
 
+    def use_loops(self) -> None:
+        self._model.use_loops()
+
     def copy(self, copies: Sequence[PageCopy]) -> None:
         self._record_skipped()
         self._ledger.copy(copies)

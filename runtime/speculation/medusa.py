@@ -23,7 +23,7 @@ from ..models.config_fields import read_json_object
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear, Linear
-from ..models.packed_linear import pack_linear
+from ..models.packed_linear import pack_linear, use_loops
 from ..scheduler.drafts.tree import DraftTree
 from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .eagle.load import read_tensors
@@ -61,6 +61,10 @@ class MedusaSource:
     def __init__(self, heads: Sequence[MedusaHead], target: ModelConfig) -> None:
         self._heads = heads
         self.captures = (target.num_layers,)  # the final hidden state
+
+    def use_loops(self) -> None:
+        for head in self._heads:
+            use_loops([*head.blocks, head.logits])
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do nothing: no memory follows the target's pages."""

@@ -64,6 +64,9 @@ class AnyTree:
         self._outputs = outputs  # prompts and what follows them
         self._sequences: dict[int, list[int]] = {}  # by slot, the tokens up to the one there
 
+    def use_loops(self) -> None:
+        pass
+
     def copy(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
             for offset in range(copy.num_tokens):

@@ -371,6 +371,9 @@ class FeatureRecorder:
     def copy(self, copies: object) -> None:
         """Copy nothing."""
 
+    def use_loops(self) -> None:
+        """Compute nothing."""
+
 
 @pytest.mark.exhaustive
 def test_medusa_heads_that_know_a_text_are_right_about_it_and_harm_no_other(expected: dict[str, Got]) -> None:

@@ -151,6 +151,9 @@ class TokenRecorder:
     def skip(self, rows: Sequence[Row]) -> None:
         self.steps.append([row.tokens for row in rows])
 
+    def use_loops(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("followed", [True, False])
 def test_a_draft_source_sees_the_tokens_that_rows_followed(

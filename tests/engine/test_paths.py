@@ -78,6 +78,9 @@ class FeatureRecorder:
     def copy(self, copies: Sequence[PageCopy]) -> None:
         pass
 
+    def use_loops(self) -> None:
+        pass
+
 
 def pages(row: int) -> list[int]:
     return list(range(row * NUM_PAGES, (row + 1) * NUM_PAGES))

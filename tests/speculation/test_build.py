@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from ramiform import loops
+from ramiform.runtime.engine import build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.packed_linear import PackedLinear
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.speculation import build
-from ramiform.runtime.speculation.build import choose_source, head_folder, resolve_speculation
+from ramiform.runtime.speculation.build import build_source, choose_source, head_folder, resolve_speculation
+from ramiform.tests.composition.naive_mtp import make_checkpoint
 
 
 def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_path: Path) -> None:
@@ -99,3 +106,57 @@ def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_is_loade
     with pytest.raises(RequestError, match=message) as refused:
         build.draft_bytes(config, SHIPPED_MODEL, target, torch.float32)
     assert refused.value.param == "speculative_draft_model"
+
+
+def parts_of(value: object, seen: set[int]) -> Iterator[object]:
+    """Iterate over the objects of this package that a value is made of."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, list | tuple):
+        inside = list(value)
+    elif type(value).__module__.startswith("ramiform."):
+        yield value
+        slots = [getattr(value, name, None) for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        inside = [*getattr(value, "__dict__", {}).values(), *slots]
+    else:
+        return
+    for part in inside:
+        yield from parts_of(part, seen)
+
+
+@pytest.mark.parametrize("source", ["draft", "early-exit", "eagle", "medusa", "mtp"])
+def test_sources_draft_with_the_loops_that_are_loaded_after_them(source: str, tmp_path: Path) -> None:
+    """A runtime loads its loops when it is ready: a source that did not hear of them drafted with plain torch."""
+    model, draft = SHIPPED_MODEL, {"draft": SHIPPED_MODEL, "medusa": tmp_path}.get(source)
+    if source == "medusa":
+        (tmp_path / "config.json").write_text('{"medusa_num_heads": 1, "medusa_num_layers": 1}', "utf-8")
+        config = read_config(model)
+        E, V = config.hidden_size, config.vocab_size
+        heads = {"0.0.linear.weight": torch.zeros(E, E), "0.1.weight": torch.zeros(V, E)}
+        save_file(heads, tmp_path / "medusa_lm_head.safetensors")
+    if source == "mtp":
+        make_checkpoint("deepseek", tmp_path, 1)
+        model = tmp_path
+    settings = CoreConfig(
+        device="cpu",
+        dtype="float32",
+        num_pages=128,
+        speculative=source,  # type: ignore[arg-type]
+        speculative_draft_model=None if draft is None else str(draft),
+    )
+    loops.postpone("ramiform.kernels")
+    try:
+        resolved = resolve_speculation(settings, model)
+        engine = build_engine(resolved, model, make_source=partial(build_source, resolved, model))
+    finally:
+        loops.allow("ramiform.kernels")
+    made = engine._runner.source
+    before = list(parts_of(made, set()))
+    assert any(isinstance(part, PackedLinear) and part.matrix is None for part in before)
+    engine.use_loops()
+    parts = list(parts_of(made, set()))
+    assert all(part.matrix is not None for part in parts if isinstance(part, PackedLinear))
+    assert not [part for part in parts if getattr(part, "name", None) == "plain-cpu"]
+    if source == "eagle":
+        assert made._compiled is not None  # type: ignore[union-attr]

@@ -335,11 +335,9 @@ class SpeculationPolicy:
             least = 0.5 * num_rows * (costs[0] - costs[1])
             num_best = sum(p >= least for p, _ in ranked)
         else:
-            num_best, best, tokens = 0, size.bar, 1.0
-            for num, (probability, _) in enumerate(ranked, 1):
-                tokens += probability / num_rows
-                if (speed := tokens / _relative_cost(size, size.verifying, num)) > best:
-                    best, num_best = speed, num
+            num_best, speed = _fastest(size, size.verifying, num_rows, [p for p, _ in ranked])
+            if speed <= size.bar:
+                num_best = 0
         for _, index in ranked[:num_best]:
             counts[index] += 1
         if ranked and not num_best and not drafted:
@@ -352,25 +350,33 @@ class SpeculationPolicy:
     def depths(self, num_rows: int, requests: Sequence[Acceptance], steps: int, kind: Kind = "free") -> list[int]:
         """Return the depth of each request's next draft, at most `steps`, 0 for none; closes speculation if none pays.
 
-        A level is drafted if it is likely enough to be reached; `num_rows` requests decode, at least these.
+        The levels that are likeliest to be reached are drafted, as many as give the most tokens per second; `num_rows`
+        requests decode, at least these.
         """
         size = self._size(num_rows, kind)
         steps = max(1, steps >> size.halvings)
         if size.trials or not size.extra.count:
             return [steps] * len(requests)
         chances = [own.chance(self.now) for own in requests]
-        least = self._least(size, num_rows, steps * len(requests))
-        depths = [min(steps, int(math.log(least) / math.log(chance))) for chance in chances]
-        gained = sum(chance**level for chance, depth in zip(chances, depths, strict=True) for level in _levels(depth))
-        pays = (1 + gained / num_rows) / _relative_cost(size, size.extra, sum(depths)) > MIN_SPEEDUP
+        levels = [(chance**level, index) for index, chance in enumerate(chances) for level in range(1, steps + 1)]
+        levels.sort(reverse=True)
+        num_best, speed = _fastest(size, size.extra, num_rows, [p for p, _ in levels])
+        pays = speed > MIN_SPEEDUP
         if not pays and not size.gains and size.is_heard:
-            size.close(f"a level is right with probability {max(chances):.2f}, and costs {least:.2f} of a token")
+            cost = _relative_cost(size, size.extra, num_best) - 1
+            size.close(
+                f"a level is right with probability {max(chances):.2f}, and {num_best} of them cost {cost:.2f} of a "
+                "plain step"
+            )
             return [0] * len(requests)
+        depths = [0] * len(requests)
+        for _, index in levels[:num_best]:
+            depths[index] += 1
         return depths if pays else [max(1, depth) for depth in depths]
 
     def least_score(self, num_rows: int, own: Acceptance, steps: int, kind: Kind = "free") -> float:
-        """Return the score of a path below which what follows costs more than it is likely to give, in a draft of up to
-        `steps` levels."""
+        """Return the score of a path in a draft of up to `steps` levels below which what follows gives fewer tokens a
+        second than steps do lately."""
         size = self._size(num_rows, kind)
         if size.trials or not size.extra.count:
             return MIN_SCORE
@@ -384,9 +390,10 @@ class SpeculationPolicy:
         )
 
     def _least(self, size: _BatchSize, num_rows: int, num_guesses: int) -> float:
-        """Return the probability that a guess has to be right with for making and verifying it, of so many."""
+        """Return the probability that a guess has to be right with for making and verifying it, of so many, to give as
+        many tokens a second as steps do lately."""
         costs = [_relative_cost(size, size.extra, num_guesses - less) for less in (0, 1)]
-        return min(0.95, max(0.05, num_rows * (costs[0] - costs[1])))
+        return min(0.95, max(0.05, max(1.0, size.gain) * num_rows * (costs[0] - costs[1])))
 
     def _size(self, num_rows: int, kind: Kind) -> _BatchSize:
         """Return the record of a batch size. Sizes are half octaves: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..."""
@@ -408,5 +415,12 @@ def _relative_cost(size: _BatchSize, line: DecayingLine, num_guesses: int) -> fl
     return 1 + max(0.0, line.at(num_guesses)) / size.plain.mean
 
 
-def _levels(depth: int) -> range:
-    return range(1, depth + 1)
+def _fastest(size: _BatchSize, line: DecayingLine, num_rows: int, probabilities: Sequence[float]) -> tuple[int, float]:
+    """Return how many guesses, the likeliest first, give the most tokens a second, at least one, and their speed over
+    plain decoding's."""
+    best, num_best, tokens = 0.0, 0, 1.0
+    for num, probability in enumerate(probabilities, 1):
+        tokens += probability / num_rows
+        if (speed := tokens / _relative_cost(size, line, num)) > best:
+            best, num_best = speed, num
+    return num_best, best

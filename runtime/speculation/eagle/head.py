@@ -16,8 +16,9 @@ from typing import NamedTuple, Protocol, cast
 import torch
 import torch.nn.functional as F
 
-from ....kernels import Ops
+from ....kernels import Ops, for_device
 from ...models.linear import Linear
+from ...models.packed_linear import use_loops
 from ...models.rope.angles import Rope
 from .config import HeadConfig
 from .parameters import HeadParameters, packed_parameters
@@ -82,6 +83,13 @@ class EagleHead:
     def pack(self) -> None:
         """Pack the weights for fast products. Packed weights can be neither saved nor trained."""
         self.parameters = packed_parameters(self.parameters)
+
+    def use_loops(self) -> None:
+        """Compute with compiled loops from the next step on; they were not loaded when the head was made."""
+        own = self.parameters
+        use_loops([own.fc, own.qkv, own.o, own.gate_up, own.down, self.lm_head])
+        if self.serving_ops.name == "plain-cpu":
+            self._ops = for_device(self.device, attention_cap=self.serving_ops.attention_cap)
 
     def features(self, captured_NC: torch.Tensor) -> torch.Tensor:
         """Return the features [N, E] from the captured hidden states; EAGLE-3 projects three layers to one width."""

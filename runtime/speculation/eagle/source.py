@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from .head import EagleHead
 from .tree_attention import TreeAttention
 from .tree_growth import Frontier, GrownTrees, TreeShape, draft_temperature, grow_trees
 
+if TYPE_CHECKING:
+    from .compiled_chain import CompiledHead
+
 _MAX_CHAIN_CATCH_UP = 16  # missing tokens that a compiled chain computes itself; more are computed before it
 _CATCH_UP_TOKENS = 512  # tokens computed at once while catching up
 _MAX_KEYS = 1 << 15  # in one batch, padding included
@@ -44,14 +48,21 @@ class EagleSource:
         self._head = head
         self._memory = DraftMemory(head.config, num_pages, num_host_pages, device=head.device, dtype=head.dtype)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
-        from .compiled_chain import CompiledHead  # here, because it imports numba
-
-        self._compiled = CompiledHead.of(head, self._memory)
+        self._compiled = self._compile()
         self._features = SlotFeatures(self._ledger, self._memory.feature_SE, head.features)
 
     @property
     def captures(self) -> tuple[int, ...]:
         return self._head.config.captures
+
+    def use_loops(self) -> None:
+        self._head.use_loops()
+        self._compiled = self._compile()
+
+    def _compile(self) -> CompiledHead | None:
+        from .compiled_chain import CompiledHead  # here, because it imports numba
+
+        return CompiledHead.of(self._head, self._memory)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         if not copies:

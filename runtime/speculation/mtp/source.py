@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ...engine.draft_source import DraftBytes, DraftRow, DraftStep
 from ...engine.inputs import decoder_inputs
 from ...engine.kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+from ...models.packed_linear import use_loops
 from ...scheduler.drafts.tree import DraftTree
 from ...scheduler.plan import PageCopy, Row
 from ..draft_model import GrowingTree, add_children
@@ -80,6 +81,11 @@ class MtpSource:
         self._features = SlotFeatures(self._ledger, self._states_KSE[0], _as_captured)
         self._scratch = KvMemory(self._config, 0, device=self._device, dtype=self._dtype)
         self.captures = (layout.first,)  # the final hidden state
+
+    def use_loops(self) -> None:
+        use_loops(layer.joint for layer in self._layers)
+        for layer in self._layers:
+            layer.decoder.use_loops()
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         if not copies:
