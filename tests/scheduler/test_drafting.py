@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import zip_longest
 
 import pytest
 
-from ramiform.runtime.scheduler.drafts.speculation_policy import Change, SpeculationPolicy
+from ramiform.runtime.protocol.sampling import Constraint
+from ramiform.runtime.scheduler.drafts.speculation_policy import Change, SpeculationPolicy, StepWork
 from ramiform.runtime.scheduler.plan import ForwardPlan
 
 from .harness import Runtime, generate
@@ -124,3 +126,22 @@ def test_each_change_is_a_line_of_the_log(monkeypatch: pytest.MonkeyPatch, caplo
         "0.82 times plain decoding lately",
         "speculation (suffix) opens for constrained texts, 1 at once: it gains, 1.40 times plain decoding lately",
     ]
+
+
+def test_a_prompt_s_step_counts_as_the_kind_of_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing decodes when the step begins: a schema's drafts were charged to free texts, which were closed by them."""
+    kinds: list[str] = []
+    observe = SpeculationPolicy.observe_step
+
+    def record(self: SpeculationPolicy, work: StepWork, seconds: float, count: int = 1) -> None:
+        kinds.append(work.kind)
+        observe(self, work, seconds, count)
+
+    monkeypatch.setattr(SpeculationPolicy, "observe_step", record)
+    runtime = Runtime(speculative="draft", speculative_draft_model="any")
+    for index in range(3):
+        constraint = Constraint("choices", json.dumps([[5, 6, 7] * 6])) if index < 2 else None
+        runtime.add(generate(f"r{index}", [3, 4, 5], max_new_tokens=12, constraint=constraint))
+        runtime.finish()
+        assert set(kinds) == {"free" if constraint is None else "constrained"}
+        kinds.clear()

@@ -65,6 +65,7 @@ class Drafting:
         self._policy = SpeculationPolicy()
         self._kind: Kind = "free"  # of the texts of the batch that `propose` was called for
         self._num_rows = 1  # of that batch
+        self._num_known = 0  # requests of that batch
         self._suffixes = None
         if self.source == "suffix":
             from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
@@ -99,6 +100,12 @@ class Drafting:
 
     def note_started(self, request: Request) -> None:
         """Record that the request starts, perhaps again, in the step that `propose` was called for."""
+        if not self._num_known:  # `propose` saw no text: the step is of those that start in it
+            first = self._last_start < self._num_steps
+            own = _kind_of_texts([request])
+            self._kind = own if first or own == self._kind else "mixed"
+            self._look_up_policy(pending=False)
+            self._choose_depths([], self._num_rows)
         request.first_step = self._last_start = self._num_steps
         if self.is_on and request.acceptance.prior is None:
             request.acceptance = self._policy.records.begin(request.program_id, constrained=_is_constrained(request))
@@ -129,11 +136,8 @@ class Drafting:
             return 0
         self._num_steps += 1
         num_rows, self._kind = max(1, len(batch)), _kind_of_texts(batch)
-        self._num_rows = num_rows
-        if self._adaptive:
-            pending = self._drafted_last_step and any(request.draft is not None for request in batch)
-            self.closed = not pending and not self._policy.is_open(num_rows, self._kind)
-            self._plain_step_due = not self.closed and not pending and not self._policy.may_guess(num_rows, self._kind)
+        self._num_rows, self._num_known = num_rows, len(batch)
+        self._look_up_policy(pending=self._drafted_last_step and any(request.draft is not None for request in batch))
         self._depths, self._new_depth = {}, 0
         self._proposals.clear()
         self._verified_drafts.clear()
@@ -157,9 +161,15 @@ class Drafting:
             if len(chosen := _within(tree.best(count), left)):
                 self._proposals[request.rid] = chosen
                 left -= len(chosen)
-        if self._in_engine:
-            self._choose_depths(decoding, num_rows)
+        self._choose_depths(decoding, num_rows)
         return sum(map(len, self._proposals.values()))
+
+    def _look_up_policy(self, *, pending: bool) -> None:
+        """Ask whether texts of this kind are drafted for. With `pending` drafts were made, which are verified first."""
+        if self._adaptive and self.is_on:
+            self.closed = not pending and not self._policy.is_open(self._num_rows, self._kind)
+            may_guess = pending or self._policy.may_guess(self._num_rows, self._kind)
+            self._plain_step_due = not self.closed and not may_guess
 
     def add_drafts(self, scheduled: list[ScheduledRequest], batch: Batch) -> list[ScheduledRequest]:
         """Add the proposed drafts to the shares that decode, as far as there is room."""
@@ -335,7 +345,10 @@ class Drafting:
         return counts
 
     def _choose_depths(self, decoding: Sequence[Request], num_rows: int) -> None:
-        """Choose the depths of the engine's next drafts."""
+        """Choose the depths of the engine's next drafts, also of requests whose prompts are computed in this step."""
+        self._new_depth = 0
+        if not self._in_engine or self.closed or self._plain_step_due:
+            return
         if not self._adaptive:
             self._depths, self._new_depth = (
                 dict.fromkeys((request.rid for request in decoding), self._steps),
@@ -345,7 +358,8 @@ class Drafting:
         known = [request for request in decoding if self._is_known(request)]
         if not self._policy.may_guess(num_rows, self._kind) or (decoding and not known):
             return  # the source follows, and knows them after FEATURE_WINDOW steps
-        rates = [request.acceptance for request in known] or [self._policy.records.begin(None, constrained=False)]
+        is_free = self._kind == "free"
+        rates = [request.acceptance for request in known] or [self._policy.records.begin(None, constrained=not is_free)]
         depths = self._policy.depths(num_rows, rates, self._steps, self._kind)
         self._depths = {request.rid: depth for request, depth in zip(known, depths, strict=False) if depth}
         self._new_depth = max(depths)
