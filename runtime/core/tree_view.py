@@ -9,7 +9,6 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from hashlib import blake2b
 from operator import itemgetter
 from typing import TypeVar
 
@@ -29,7 +28,9 @@ from ..protocol.tree import (
     TreeMessage,
     TreeNodeView,
     TreeTotals,
+    label_of,
 )
+from ..scheduler.request import program_name
 from .service import Reply, Service
 
 SLICE_SECONDS = 0.001  # of one turn of the loop
@@ -294,7 +295,7 @@ class TreeViewer(Service):
                 hits=0,
                 used=0.0,
                 hidden=hidden,
-                namespace=_label(source.namespace),
+                namespace=label_of(source.namespace),
             )
         assert node.parent is not None
         return TreeNodeView(
@@ -302,7 +303,7 @@ class TreeViewer(Service):
             parent=None if is_top else node.parent.number,
             tokens=node.own_tokens,
             state=_state(source),
-            program=None if source.program_id is None else _label(source.program_id),
+            program=_program_label(source),
             hits=source.num_hits,
             used=self._used(source, now),
             hidden=hidden,
@@ -326,7 +327,7 @@ class TreeViewer(Service):
             tokens=source.num_tokens,
             depth_tokens=depth,
             ids=unpack(source.run[: MAX_CONTENT_TOKENS * TOKEN_BYTES]),
-            program=None if source.program_id is None else _label(source.program_id),
+            program=_program_label(source),
             hits=source.num_hits,
             used=self._used(source, self._clock()),
             state=_state(source),
@@ -386,6 +387,5 @@ def _counts(stats: CacheStats) -> tuple[int, int, int, int]:
     return stats.num_hit_tokens, computed, stats.num_evicted_pages, stats.num_demoted_pages
 
 
-def _label(name: str) -> str:
-    """Return a short label that tells names apart, and tells nothing of them."""
-    return name and blake2b(name.encode(), digest_size=4).hexdigest()
+def _program_label(node: TreeNode) -> str | None:
+    return None if node.program_id is None else label_of(program_name(node.program_id))

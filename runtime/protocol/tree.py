@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,11 @@ import msgspec
 NodeState = Literal["leased", "pinned", "cached", "host"]
 MAX_TREE_NODES = 10_000  # of one view
 MAX_CONTENT_TOKENS = 2048  # of one node
+
+
+def label_of(name: str) -> str:
+    """Return a short label that tells names of programs and namespaces apart, and tells nothing of them."""
+    return name and blake2b(name.encode(), digest_size=4).hexdigest()
 
 
 class GetTree(msgspec.Struct, frozen=True, kw_only=True, tag="get_tree"):
@@ -37,7 +43,7 @@ class TreeNodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     parent: int | None
     tokens: int
     state: NodeState
-    program: str | None  # of its only user, a short opaque id
+    program: str | None  # of its only user: `label_of` the name that its frontend gave it, or of a session's id
     hits: int
     used: float  # seconds since its last use; 0 while in use
     hidden: tuple[int, int]  # nodes and tokens below it that are not shown

@@ -27,6 +27,7 @@ from .rows.repeats import Repeats, repeats_of
 from .rows.token_rules import TokenRules, token_rules
 from .stops import StopRules
 
+_SESSION = "client "  # begins the ids of sessions that clients have named
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
 
@@ -367,9 +368,14 @@ def program_id(owner: bytes, program: str) -> str:
     return f"{owner.hex()}/{program}"
 
 
+def program_name(id: str) -> str:
+    """Return the name that a program's frontend gave it; for a session its id."""
+    return id if id.startswith(_SESSION) else id.partition("/")[2] or id
+
+
 def session_id(name: str) -> str:
     """Return the id of a client's session among programs."""
-    return f"client {name}"
+    return f"{_SESSION}{name}"
 
 
 def make_request(

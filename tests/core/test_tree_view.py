@@ -11,7 +11,8 @@ from ramiform.radix.lease import LeaseUser
 from ramiform.radix.tree import TreeNode
 from ramiform.runtime.core.tree_view import FOLLOW_SECONDS, SLICE_SECONDS, TreeViewer
 from ramiform.runtime.protocol.core import CoreReply
-from ramiform.runtime.protocol.tree import GetTree, GetTreeNode, TreeMessage, TreeNodeView
+from ramiform.runtime.protocol.tree import GetTree, GetTreeNode, TreeMessage, TreeNodeView, label_of
+from ramiform.runtime.scheduler.request import program_id, session_id
 
 PAGE = 16
 
@@ -176,6 +177,16 @@ def test_names_of_namespaces_and_programs_are_not_told() -> None:
     message = tree(TreeViewer(cache), limit=10)
     assert "secret" not in repr(message)
     assert message.nodes[0].namespace
+
+
+def test_a_program_has_the_label_of_the_name_that_its_frontend_gave_it() -> None:
+    cache = PrefixCache(64, PAGE)
+    serve(cache, [1] * PAGE, program=program_id(b"a frontend", "http:7/8"))
+    serve(cache, [2] * PAGE, program=program_id(b"another", "c0:3"))
+    serve(cache, [3] * PAGE, program=session_id("c0:3/c0:3"))
+    labels = {node.program for node in tree(TreeViewer(cache), limit=10).nodes if node.parent is not None}
+    assert labels == {label_of("http:7/8"), label_of("c0:3"), label_of(session_id("c0:3/c0:3"))}
+    assert len(labels) == 3
 
 
 def test_a_large_tree_is_answered_in_slices_while_it_changes() -> None:

@@ -142,6 +142,20 @@ def test_hits_and_evictions_are_told_as_they_happen(page: Page, address: str) ->
 
 
 @pytest.mark.exhaustive
+def test_nodes_are_named_by_the_titles_of_their_programs(page: Page, address: str) -> None:
+    """Runs of one title are told apart by their labels; a program that begins while one looks has its title too."""
+    once.run(SHARED)
+    open_tree(page, address)
+    page.click("button", "Table")
+    page.wait(f"{ROWS}.some((row) => /^once [0-9a-f]{{4}}$/.test(row.cells[5].innerText.trim()))")
+    fan_out.run("Another town. " * 20)
+    page.wait(f"{ROWS}.filter((row) => /^fan_out [0-9a-f]{{4}}$/.test(row.cells[5].innerText.trim())).length >= 9")
+    keys = page.text(".bands")
+    assert re.search(r"\bonce [0-9a-f]{4}\b", keys)
+    assert re.search(r"\bfan_out [0-9a-f]{4}\b", keys)
+
+
+@pytest.mark.exhaustive
 def test_hostile_texts_of_nodes_are_text(page: Page, address: str) -> None:
     once.run(HOSTILE * 3)
     open_tree(page, address)
@@ -182,7 +196,7 @@ MANY = """(async () => {
   const asked = [];
   const live = {
     status: "on",
-    subscribe: (topic, { limit }, listener) => (asked.push(limit), (send = listener), () => {}),
+    subscribe: (topic, { limit }, listener) => (topic === "tree" && (asked.push(limit), (send = listener)), () => {}),
   };
   const api = { get: async () => ({ text: null }) };
   const main = document.querySelector("main");

@@ -75,7 +75,9 @@ class _Client:
         self._name = name
         self._generator = generator
         self._will_run = False
-        self._recorder = None if generator.log is None else ProgramRecorder(generator.log, owner)
+        self._recorder = (
+            None if generator.log is None else ProgramRecorder(generator.log, owner, name_of=self._program_name)
+        )
         self._send = send
         self.interpreter = ProgramInterpreter(
             send if self._recorder is None else self._send_recorded,

@@ -33,11 +33,13 @@ from ...protocol.session import (
     Sync,
     Text,
 )
+from ...protocol.tree import label_of
 from .log import Owner, ProgramLog
 
 OPERATION_BYTES = 250  # of an operation without its text, and its answer
 GENERATION_BYTES = 1300  # of one that asks the model: its settings, counts and times
 STATE_BYTES = 700  # of a state that a fork opened
+MAX_NAMES = 16  # for the core: those of a program's latest requests over HTTP
 
 _NO_TITLE = "program"
 _NOT_ANSWERED = "it ended before its operations were answered"
@@ -105,6 +107,7 @@ class ProgramRecord:
         self.trace_context = log.trace_context()
         self.states: dict[int, StateRecord] = {}  # by the client's number
         self.programs: list[int] = []  # its own number, and those of its parts
+        self.names: tuple[str, ...] = ()  # that the core knows it by
         self.error: ErrorInfo | None = None  # that ended the whole program
         self.status: Status = "running"
         self.ended: float | None = None
@@ -116,6 +119,10 @@ class ProgramRecord:
         self.entry = log.add(owner, self)
 
     # Recording
+
+    def add_name(self, name: str) -> None:
+        """Record that the core knows the program by this name too."""
+        self.names = (*self.names, name)[-MAX_NAMES:]
 
     def open(self, state: int) -> None:
         """Record that a first state is opened."""
@@ -304,7 +311,11 @@ class ProgramRecord:
             error=error,
             place=place,
             excerpt=excerpt_of(self._prompt()),
+            labels=self._labels(),
         )
+
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(map(label_of, self.names))
 
     def _prompt(self) -> str:
         """Return the text before the first generation or branch."""
@@ -321,7 +332,7 @@ class ProgramRecord:
         outcome, entry = RowOutcome(*self._outcome(), excerpt_of(self._prompt())), self.entry
         return view_of(
             self.run_record(),
-            RowKey(entry.id, entry.seq),
+            RowKey(entry.id, entry.seq, labels=self._labels()),
             outcome,
             source=self._source(),
             now=now - entry.began if outcome.status == "running" else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...protocol.session import Answer, Append, Attempted, Close, Fork, Lost, Open, Play, Supply
@@ -53,6 +53,7 @@ class ProgramRecorder:
     """Call `receive` before the interpreter gets a message, `sent` with what it sends, `ended` when a program is over.
 
     With `run` the messages are of one program that may be recorded already, and repeat `known` operations, by state.
+    `name_of` returns the core's name of a program by the client's number.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class ProgramRecorder:
         *,
         run: RecordedRun | None = None,
         known: Mapping[int, int] | None = None,
+        name_of: Callable[[int], str] = str,
     ) -> None:
         self._log = log
+        self._name_of = name_of
         self._owner = owner
         self._run = run
         self._known = known or {}
@@ -151,4 +154,5 @@ class ProgramRecorder:
             if run.closing is not None:
                 run.closing.cancel()
                 run.closing = None
+        record.add_name(self._name_of(opened.program))
         return record

@@ -44,6 +44,7 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     place: str | None = None  # file:line where it failed
     excerpt: str | None = None  # what tells runs of one title apart, for those who may read texts
+    labels: tuple[str, ...] = ()  # `program` of its nodes in the radix tree; a program over HTTP may have one a request
 
 
 class StateView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +85,12 @@ class ProgramView(ProgramRow, frozen=True, kw_only=True):
 
 
 class RowKey(NamedTuple):
-    """Names of a row in a list: `id`, `seq` and `kind` of `ProgramRow`."""
+    """Names of a row in a list: `id`, `seq`, `kind` and `labels` of `ProgramRow`."""
 
     id: str = "local"
     seq: int = 0
     kind: Literal["program", "request"] = "program"
+    labels: tuple[str, ...] = ()
 
 
 class RowOutcome(NamedTuple):

@@ -220,6 +220,32 @@ def test_branches_that_begin_after_their_fork_was_sent_are_recorded(way: Any, ur
     check_spans(view)
 
 
+def test_a_row_has_the_labels_of_its_nodes_in_the_tree(way: Any, runtime: Any, url: str) -> None:
+    """A program with parts is one program in the tree; over HTTP a run that reads a value has a name a request."""
+
+    @ramiform.function
+    def part(s: ProgramState, text: str) -> None:
+        s += text + gen("b", max_tokens=2, ignore_eos=True)
+
+    @ramiform.function
+    def labelled(s: ProgramState, text: str) -> None:
+        s += text + gen("a", max_tokens=2, ignore_eos=True)
+        assert s["a"] is not None
+        part(f"{text} again, and on its own")
+
+    for number in range(2):
+        labelled.run(f"A text {way!r} of its own, {number} " * 4, backend=way)
+    seen = {node["program"] for node in httpx.get(f"{url}/v1/ramiform/tree").json()["nodes"]}
+    mine = [row["labels"] for row in rows(url)[:2]]
+    assert not set(mine[0]) & set(mine[1])
+    for labels in mine:
+        assert labels
+        assert len(labels) == len(set(labels))
+        assert set(labels) & seen
+        assert len(labels) == 1 or isinstance(way, ramiform.HttpRuntime)
+    assert record(url, "labelled")["labels"] == mine[0]
+
+
 def test_a_program_that_is_aborted_is_lost(runtime: Any, url: str) -> None:
     @ramiform.function
     def endless(s: ProgramState) -> None:

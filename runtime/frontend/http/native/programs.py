@@ -176,13 +176,13 @@ class ProgramsApi:
             play.close(states)
         return play is not None
 
-    def _recorder(self, api_key: str | None, body: ProgramBody) -> ProgramRecorder | None:
+    def _recorder(self, api_key: str | None, body: ProgramBody, name: str) -> ProgramRecorder | None:
         if self._generator.log is None:
             return None
         owner = Owner("http", api_key)
-        if body.run is None:
-            return ProgramRecorder(self._generator.log, owner)
-        return ProgramRecorder(self._generator.log, owner, run=self._runs.find(owner, body.run), known=body.known)
+        run = None if body.run is None else self._runs.find(owner, body.run)
+        known = None if run is None else body.known
+        return ProgramRecorder(self._generator.log, owner, run=run, known=known, name_of=lambda _: name)
 
     async def _answers(self, key: tuple[str | None, str], body: ProgramBody) -> AsyncGenerator[dict[str, list[Answer]]]:
         """Yield the events. Raises RequestError for messages that contradict each other, and for a `rid` in use."""
@@ -197,7 +197,7 @@ class ProgramsApi:
             messages,
             max_states=MAX_REQUEST_STATES,
             namespace=namespace,
-            recorder=self._recorder(key[0], body),
+            recorder=self._recorder(key[0], body, name),
         )
         values = play.answers(EMPTY_EVENT_SECONDS)
         is_first = True

@@ -9,6 +9,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.
 const EVICTIONS = ["lru", "lfu", "priority", "program"];
 const LIMIT = 2000;
 const FLASH_MS = 900;
+const MAX_TITLES = 5000;
 const NUM_COLOURS = 7; // --cat-8 is of nodes without a program
 const STATES = {
   leased: { title: "leased", meaning: "a running request reads it", pattern: "" },
@@ -48,6 +49,7 @@ export function TreeView({ api, live, about }) {
     setRoot(id);
   };
   const { nodes, totals, happened } = store.current;
+  const titles = useTitles(api, live);
   const boxes = useMemo(() => layout(nodes, root, isLog), [version, root, isLog]);
   return html`<div class="stack tree">
     <div class="row">
@@ -62,11 +64,11 @@ export function TreeView({ api, live, about }) {
     </div>
     <${Totals} totals=${totals} happened=${happened} shown=${boxes.filter(({ node, hidden }) => !hidden && node.tokens > 0).length} />
     <${ErrorNote} error=${error} />
-    <${Keys} boxes=${boxes} />
+    <${Keys} boxes=${boxes} titles=${titles} />
     ${isTable
-      ? html`<${NodeTable} boxes=${boxes} onOpen=${(box) => setChosen(box.node.id)} />`
-      : html`<${Picture} store=${store.current} boxes=${boxes} chosen=${chosen} onChoose=${setChosen} root=${root} onZoom=${zoom} isEmpty=${totals !== null && boxes.length === 0} />`}
-    <${NodeDetails} id=${chosen} node=${nodes.get(chosen)} api=${api} onZoom=${zoom} />
+      ? html`<${NodeTable} boxes=${boxes} titles=${titles} onOpen=${(box) => setChosen(box.node.id)} />`
+      : html`<${Picture} store=${store.current} boxes=${boxes} titles=${titles} chosen=${chosen} onChoose=${setChosen} root=${root} onZoom=${zoom} isEmpty=${totals !== null && boxes.length === 0} />`}
+    <${NodeDetails} id=${chosen} node=${nodes.get(chosen)} titles=${titles} api=${api} onZoom=${zoom} />
     ${about?.plan_log && html`<${WhatIf} api=${api} />`}
   </div>`;
 }
@@ -109,6 +111,24 @@ function Totals({ totals, happened, shown }) {
 // The root of a namespace has its label; that of no namespace has an empty one.
 const nameOf = (node) => (node.parent === null ? node.namespace || "root" : node.id);
 
+/** Return the titles of the latest programs, by the labels of their nodes. */
+function useTitles(api, live) {
+  const [titles, setTitles] = useState(new Map());
+  useEffect(() => {
+    const add = (rows) => setTitles((before) => new Map([...before, ...rows.flatMap(({ labels, title }) => (labels ?? []).map((label) => [label, title]))].slice(-MAX_TITLES)));
+    api.get("v1/ramiform/programs?limit=200").then(({ programs }) => add(programs ?? []), () => {}); // labels say less, but do
+    return live.subscribe("programs", {}, (message) => message.type === "programs" && add(message.rows));
+  }, []);
+  return titles;
+}
+
+/** Return what to call a node's program: its title and, since runs may share it, the beginning of its label. */
+function nameOfProgram(program, titles) {
+  if (!program || !titles.has(program)) return program ?? "";
+  const title = titles.get(program);
+  return `${title.length > 40 ? title.slice(0, 39) + "…" : title} ${program.slice(0, 4)}`;
+}
+
 const categories = new Map(); // by program: the number of its colour
 
 const categoryOf = (program) => categories.get(program) ?? 8;
@@ -125,7 +145,7 @@ function assignColours(boxes) {
   return largest;
 }
 
-function Keys({ boxes }) {
+function Keys({ boxes, titles }) {
   useTheme(); // the patterns are of the theme's colours
   const programs = useMemo(() => assignColours(boxes), [boxes]);
   const shade = colourOf("--cat-8");
@@ -133,13 +153,13 @@ function Keys({ boxes }) {
     ${Object.entries(STATES).map(([state, { title, meaning, pattern }]) => html`<span key=${state} class="key" title=${meaning}>
       <i class=${"patch " + state} style=${{ opacity: ALPHA[state], backgroundColor: shade, backgroundImage: pattern ? `url(${tile(shade, pattern).toDataURL()})` : "none" }}></i>${title}</span>`)}
     <span class="key divider"></span>
-    ${programs.map(([program, tokens]) => html`<span key=${program} class="key" title=${`${count(tokens)} tokens`}>
-      <i class="patch" style=${{ backgroundColor: `var(--cat-${categoryOf(program)})` }}></i>${program}</span>`)}
+    ${programs.map(([program, tokens]) => html`<span key=${program} class="key" title=${`${program}: ${count(tokens)} tokens`}>
+      <i class="patch" style=${{ backgroundColor: `var(--cat-${categoryOf(program)})` }}></i>${nameOfProgram(program, titles)}</span>`)}
     <span class="key" title="nodes of several programs, of requests, and of further programs"><i class="patch" style=${{ backgroundColor: shade }}></i>others</span>
   </div>`;
 }
 
-function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
+function Picture({ store, boxes, titles, chosen, onChoose, root, onZoom, isEmpty }) {
   const [hover, setHover] = useState(null);
   const places = useRef(new Map()); // of the nodes drawn last, for those that are gone
   const index = useMemo(() => new Map(boxes.map((box, at) => [box.hidden ? `h${box.node.id}` : box.node.id, at])), [boxes]);
@@ -172,7 +192,7 @@ function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
       onClick=${(event) => onChoose(hit(event) === null ? null : boxes[hit(event)].node.id)} onDblClick=${(event) => hit(event) !== null && onZoom(boxes[hit(event)].node.id)}></canvas>
     ${shown && html`<div class="tip" style=${{ left: Math.max(0, Math.min(hover.x + 12, hover.width - 250)) + "px", top: hover.y + 16 + "px" }}>
       ${shown.hidden ? html`<b>${count(shown.hidden[0])} nodes</b> that are not shown, ${count(shown.hidden[1])} tokens: double click to see them` : html`<b>${count(shown.node.tokens)} tokens</b> ${STATES[shown.node.state]?.title ?? shown.node.state}
-        <div>${shown.node.program ?? "no program"}, ${count(shown.node.hits)} hits, after ${count(shown.tokensBefore)} tokens</div>`}
+        <div>${nameOfProgram(shown.node.program, titles) || "no program"}, ${count(shown.node.hits)} hits, after ${count(shown.tokensBefore)} tokens</div>`}
     </div>`}
     ${isEmpty && html`<p class="empty">The cache is empty. What is computed appears here.</p>`}
   </div>`;
@@ -268,7 +288,7 @@ function label(pen, text, x, y, plate, ink) {
 
 const known = new Map(); // texts of nodes: they never change, but their nodes may be split
 
-function NodeDetails({ id, node, api, onZoom }) {
+function NodeDetails({ id, node, titles, api, onZoom }) {
   const [details, setDetails] = useState(null);
   useEffect(() => {
     setDetails(null);
@@ -291,7 +311,7 @@ function NodeDetails({ id, node, api, onZoom }) {
   const ago = node.used + (performance.now() - node.seen) / 1e3;
   return html`<div class="details panel" aria-live="polite">
     <div class="row"><b>${node.parent === null ? nameOf(node) : `node ${id}`}</b>
-      <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, after ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${node.program}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
+      <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, after ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${nameOfProgram(node.program, titles)}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
       <span class="grow"></span><button type="button" class="quiet" onClick=${() => onZoom(id)}>Zoom in</button></div>
     <${ErrorNote} error=${details?.error} />
     ${details && !details.error && (details.text === null ? html`<p class="muted small">The server does not show texts.</p>` : html`<pre class="text">${details.text}</pre>`)}
@@ -304,13 +324,13 @@ const COLUMNS = [
   numbers("before", "after tokens", 110, ({ tokensBefore }) => tokensBefore),
   numbers("tokens", "tokens", 80, ({ node }) => node.tokens),
   { key: "state", title: "state", width: 110, cell: ({ node }) => STATES[node.state]?.title ?? node.state, sort: ({ node }) => node.state },
-  { key: "program", title: "program", wide: true, cell: ({ node }) => node.program ?? "", sort: ({ node }) => node.program ?? "" },
+  { key: "program", title: "program", wide: true, cell: ({ called }) => called, sort: ({ called }) => called },
   numbers("children", "children", 90, ({ children }) => children.length, { wide: true }),
   numbers("hits", "hits", 70, ({ node }) => node.hits),
   { key: "used", title: "used", width: 110, number: true, wide: true, cell: ({ node }) => `${seconds(node.used)} ago`, sort: ({ node }) => -node.used },
 ];
 
-function NodeTable({ boxes, onOpen }) {
-  const rows = useMemo(() => boxes.filter(({ hidden }) => !hidden), [boxes]);
+function NodeTable({ boxes, titles, onOpen }) {
+  const rows = useMemo(() => boxes.flatMap((box) => (box.hidden ? [] : [{ ...box, called: nameOfProgram(box.node.program, titles) }])), [boxes, titles]);
   return html`<${Table} label="Nodes of the radix tree" columns=${COLUMNS} rows=${rows} keyOf=${({ node }) => node.id} className="half" onOpen=${onOpen} />`;
 }
