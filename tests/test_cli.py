@@ -289,6 +289,22 @@ def test_info_shows_the_model_and_the_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_info_says_how_many_tokens_each_format_of_keys_and_values_holds() -> None:
+    """The model that ships has 6 layers with 2 key heads of 64 numbers. Judge: the formats' bytes."""
+    sizes = {"fp32": 256, "bf16": 128, "fp16": 128, "int8": 66, "fp8": 66, "fp8_e5m2": 64, "int4": 34}
+    memory, tokens = 0.012, {}
+    for kv_dtype, head in sizes.items():
+        command = [RAMIFORM, "info", "--kv-memory", str(memory), "--kv-dtype", kv_dtype]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        facts = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if line.count("│") == 3}
+        assert (facts["kv_dtype"], facts["context_length"]) == (kv_dtype, "2,048")
+        assert facts["kv_bytes_per_token"] == f"{6 * 2 * 2 * head:,}"
+        tokens[kv_dtype] = int(facts["num_slots"].replace(",", ""))
+        assert tokens[kv_dtype] == int(memory * 2**30) // (6 * 2 * 2 * head) // 16 * 16
+    assert tokens["int4"] >= 1.88 * tokens["int8"]
+
+
+@pytest.mark.exhaustive
 def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("PROMPT = 'Question: What is the capital of France?\\nAnswer:'\n")
     (tmp_path / "script.py").write_text(

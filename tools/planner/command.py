@@ -11,7 +11,7 @@ from rich.console import Console
 from ...runtime.protocol.errors import RequestError
 from .devices import DEVICES
 
-PlannedKv = Literal["bf16", "fp8", "int8", "int4"]
+PlannedKv = Literal["bf16", "fp8", "fp8_e5m2", "int8", "int4"]
 
 
 def plan(
@@ -35,13 +35,11 @@ def plan(
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
     # Reading a model's configuration imports torch, which `--help` must not.
-    import torch
-
-    from ...runtime.engine.kv_format import choose_kv_dtype
     from ...runtime.models.hub import local_model
     from ...runtime.models.read_config import read_config
     from .choose import KV_FORMATS, choose
     from .estimate import Workload
+    from .memory import check_kv_format
     from .report import estimates_table, model_summary
 
     number, _, name = gpus.partition("x")
@@ -56,10 +54,8 @@ def plan(
             param="prompt",
         )
     config = read_config(Path(local_model(model, weights=False) or model))
-    if kv_dtype is not None:  # which formats suit the model
-        choose_kv_dtype(
-            kv_dtype, torch.bfloat16, torch.device("cpu"), head_dim=config.head_dim, is_latent=config.latent is not None
-        )
+    if kv_dtype is not None:
+        check_kv_format(config, kv_dtype)
     workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
     console = Console(highlight=False)
     console.print(model_summary(config), highlight=False)

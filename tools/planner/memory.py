@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from ...kernels import QUANTISED_MAX, stored_size
-from ...runtime.engine.kv_format import KV_DTYPES
+from ...runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
 from ...runtime.engine.kv_pool import PAGE_SIZE
 from ...runtime.engine.window_size import default_ratio
 from ...runtime.models.config import ModelConfig
 from ...runtime.models.size import ModelSize
+from ...runtime.protocol.errors import RequestError
 
 WeightFormat = Literal["bf16", "fp8", "int8", "int4"]
-KvFormat = Literal["bf16", "fp8", "int8", "int4"]
+KvFormat = Literal["bf16", "fp8", "fp8_e5m2", "int8", "int4"]
 
 # Bytes of a layer's weight, scales included: a float32 scale per channel is negligible; int4 has 16 bits of scale and
 # 4 of zero point per 128 weights.
@@ -52,6 +53,25 @@ def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     is_scaled = dtype in QUANTISED_MAX and config.latent is None
     head = stored_size(config.head_dim, dtype, is_scaled=is_scaled) * dtype.itemsize
     return config.num_kv_parts * config.num_kv_layers * heads * head
+
+
+def check_kv_format(config: ModelConfig, kv: KvFormat) -> None:
+    """Raise RequestError naming `kv_dtype` if the model's keys and values have no such format on any device."""
+    choose_kv_dtype(
+        kv, torch.bfloat16, torch.device("cpu"), head_dim=config.head_dim, is_latent=config.latent is not None
+    )
+
+
+def possible_kv_formats(config: ModelConfig) -> list[KvFormat]:
+    """Return the formats that the model's keys and values may have."""
+    found: list[KvFormat] = []
+    for kv in get_args(KvFormat):
+        try:
+            check_kv_format(config, kv)
+        except RequestError:
+            continue
+        found.append(kv)
+    return found
 
 
 def sequence_kv_bytes(config: ModelConfig, kv: KvFormat, tp: int, pp: int, context: int) -> float:

@@ -9,12 +9,13 @@ from rich.table import Table
 from ...runtime.models.config import ModelConfig
 from ...runtime.models.size import model_size
 from .estimate import Estimate
-from .memory import kv_bytes, weight_bytes
+from .memory import kv_bytes, possible_kv_formats, weight_bytes
 
 
 def model_summary(config: ModelConfig) -> str:
     """Describe the sizes of the model and of its context, in a few lines."""
     size = model_size(config)
+    kv = {name: kv_bytes(config, name) for name in possible_kv_formats(config)}
     active = f" ({size.num_active / 1e9:,.3g} for a token)" if size.experts else ""
     lines = [
         f"{config.architecture}: {size.num_parameters / 1e9:,.3g} billion parameters{active}, "
@@ -22,10 +23,10 @@ def model_summary(config: ModelConfig) -> str:
         f"{config.num_heads} query and {config.num_kv_heads} key heads of {config.head_dim}",
         "weights: "
         + ", ".join(f"{name} {_format_bytes(weight_bytes(size, name))}" for name in ("bf16", "fp8", "int4")),
-        "KV of a token: " + ", ".join(f"{name} {_format_bytes(kv_bytes(config, name))}" for name in ("bf16", "fp8")),
+        "KV of a token: " + ", ".join(f"{name} {_format_bytes(count)}" for name, count in kv.items()),
     ]
     if config.recurrent is None:
-        millions = ", ".join(f"{name} {1e6 * kv_bytes(config, name) / 2**30:,.1f} GiB" for name in ("bf16", "fp8"))
+        millions = ", ".join(f"{name} {1e6 * count / 2**30:,.1f} GiB" for name, count in kv.items())
         lines.append(f"disk cache of a million tokens: {millions}")
     return "\n".join(lines)
 
