@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ramiform.cli import app
+from ramiform.runtime.engine.kv_format import KV_DTYPES
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
 from ramiform.runtime.models.config import ModelConfig, parse_config
 from ramiform.runtime.models.parallel.group import SingleRank
@@ -88,7 +89,6 @@ QWEN2_MOE = QWEN3 | {
 }
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 LATENT |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1408, "first_k_dense_replace": 1}
-SCALED = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
 WORKLOAD = Workload(prompt=1024, context=2048, concurrency=32)
 
 
@@ -322,7 +322,8 @@ def test_the_command_shows_a_plan(folder: str) -> None:
     assert "70.6 billion parameters" in shown.output
     assert "328 kB" in shown.output
     assert "cost/1M" in shown.output
-    assert "disk cache of a million tokens: bf16 305.2 GiB, fp8 155.0 GiB" in " ".join(shown.output.split())
+    said = " ".join(shown.output.split())
+    assert re.search("disk cache of a million tokens: .*bf16 305.2 GiB, .*fp8 155.0 GiB, .*int4 8", said)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 126])
@@ -331,10 +332,12 @@ def test_a_plan_says_what_a_token_takes_in_each_format(folder: str, head_dim: in
     raw = LLAMA_70B | {"head_dim": head_dim}
     (Path(folder) / "config.json").write_text(json.dumps(raw))
     config = parse_config(raw, Path("config.json"))
-    dtypes = {"bf16": torch.bfloat16, "fp8_e5m2": torch.float8_e5m2} | SCALED
+    dtypes = KV_DTYPES.copy()
     if head_dim % 4:
         del dtypes["int4"]
-    pages = {name: bytes_per_page(config, dtype, is_scaled=name in SCALED) for name, dtype in dtypes.items()}
+    pages = {
+        name: bytes_per_page(config, dtype, is_scaled=name in ("fp8", "int8", "int4")) for name, dtype in dtypes.items()
+    }
     for name, page in pages.items():
         shown = CliRunner().invoke(app, ["plan", folder, "--gpus", "8xh100", "--kv-dtype", name])
         assert shown.exit_code == 0, shown.output
@@ -350,7 +353,7 @@ def test_a_plan_says_what_a_token_takes_in_each_format(folder: str, head_dim: in
 
 def test_a_plan_of_latents_offers_no_four_bits() -> None:
     latent = config(LLAMA_8B | LATENT | {"architectures": ["DeepseekV2ForCausalLM"], "num_key_value_heads": 32})
-    assert possible_kv_formats(latent) == ["bf16", "fp8", "fp8_e5m2", "int8"]
+    assert possible_kv_formats(latent) == [name for name in KV_DTYPES if name != "int4"]
 
 
 def test_a_plan_with_keys_and_values_in_four_bits_holds_what_the_pool_would(folder: str) -> None:

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from ...runtime.models.config import ModelConfig
 from ...runtime.models.parallel.shard import why_indivisible
+from ...runtime.protocol.config import KvDtypeName
 from .devices import DeviceSpec
 from .estimate import Arrangement, Estimate, Workload, estimate
-from .memory import KvFormat, WeightFormat
+from .memory import WeightFormat
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
-KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")  # unless one is asked for
+KV_FORMATS: tuple[KvDtypeName, ...] = ("bf16", "fp8")  # unless one is asked for
 
 
 def arrangements(
-    config: ModelConfig, num_devices: int, kv_formats: Sequence[KvFormat] = KV_FORMATS
+    config: ModelConfig, num_devices: int, kv_formats: Sequence[KvDtypeName] = KV_FORMATS
 ) -> Iterator[Arrangement]:
     """Iterate over arrangements with at most `num_devices`: tp a power of two that divides the model, pp up to its
     layers, but 1 of a model with recurrent layers, which are not divided."""
@@ -38,7 +39,7 @@ def choose(
     max_ttft: float | None = None,
     max_itl: float | None = None,
     efficiency: float = 1.0,
-    kv_formats: Sequence[KvFormat] = KV_FORMATS,
+    kv_formats: Sequence[KvDtypeName] = KV_FORMATS,
 ) -> list[Estimate]:
     """Return the estimates that fit and meet the targets, in seconds.
 

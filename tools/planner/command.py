@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ...runtime.protocol.config import KvDtypeName
 from ...runtime.protocol.errors import RequestError
 from .devices import DEVICES
-
-PlannedKv = Literal["bf16", "fp8", "fp8_e5m2", "int8", "int4"]
 
 
 def plan(
@@ -29,8 +28,8 @@ def plan(
         typer.Option(min=0.01, max=1.0, help="The part of the makers' rates that is reached; 1 gives the floors."),
     ] = 0.7,
     kv_dtype: Annotated[
-        PlannedKv | None, typer.Option(help="Format of keys and values; default: bf16 and fp8 in turn.")
-    ] = None,
+        KvDtypeName, typer.Option(help="Format of keys and values; auto: bf16 and fp8 in turn.")
+    ] = "auto",
     limit: Annotated[int, typer.Option(min=1, help="Arrangements to show.")] = 12,
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
@@ -54,7 +53,7 @@ def plan(
             param="prompt",
         )
     config = read_config(Path(local_model(model, weights=False) or model))
-    if kv_dtype is not None:
+    if kv_dtype != "auto":
         check_kv_format(config, kv_dtype)
     workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
     console = Console(highlight=False)
@@ -67,7 +66,7 @@ def plan(
         max_ttft=None if ttft is None else ttft / 1e3,
         max_itl=None if itl is None else itl / 1e3,
         efficiency=efficiency,
-        kv_formats=KV_FORMATS if kv_dtype is None else (kv_dtype,),
+        kv_formats=KV_FORMATS if kv_dtype == "auto" else (kv_dtype,),
     )
     if not estimates:
         console.print(f"no arrangement of {gpus} holds {concurrency} sequences of {context} tokens within the targets")

@@ -13,9 +13,9 @@ import msgspec
 
 from ...runtime.models.config import ModelConfig
 from ...runtime.models.parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
+from ...runtime.protocol.config import KvDtypeName
 from .devices import DeviceSpec
 from .memory import (
-    KvFormat,
     WeightFormat,
     kv_bytes,
     mean_kept_tokens,
@@ -144,7 +144,7 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     pp: int = 1
     weights: WeightFormat = "bf16"
-    kv: KvFormat = "bf16"
+    kv: KvDtypeName = "bf16"
 
     @property
     def num_devices(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
@@ -13,10 +13,10 @@ from ...runtime.engine.kv_pool import PAGE_SIZE
 from ...runtime.engine.window_size import default_ratio
 from ...runtime.models.config import ModelConfig
 from ...runtime.models.size import ModelSize
+from ...runtime.protocol.config import KvDtypeName
 from ...runtime.protocol.errors import RequestError
 
 WeightFormat = Literal["bf16", "fp8", "int8", "int4"]
-KvFormat = Literal["bf16", "fp8", "fp8_e5m2", "int8", "int4"]
 
 # Bytes of a layer's weight, scales included: a float32 scale per channel is negligible; int4 has 16 bits of scale and
 # 4 of zero point per 128 weights.
@@ -47,7 +47,7 @@ def mlp_width(config: ModelConfig) -> int:
     return chosen if all(experts.layers) else max(chosen, config.intermediate_size)
 
 
-def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
+def kv_bytes(config: ModelConfig, kv: KvDtypeName, tp: int = 1) -> float:
     """Return the bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
     heads, dtype = math.ceil(config.num_kv_heads / tp), KV_DTYPES[kv]
     is_scaled = dtype in QUANTISED_MAX and config.latent is None
@@ -55,17 +55,17 @@ def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     return config.num_kv_parts * config.num_kv_layers * heads * head
 
 
-def check_kv_format(config: ModelConfig, kv: KvFormat) -> None:
+def check_kv_format(config: ModelConfig, kv: KvDtypeName) -> None:
     """Raise RequestError naming `kv_dtype` if the model's keys and values have no such format on any device."""
     choose_kv_dtype(
         kv, torch.bfloat16, torch.device("cpu"), head_dim=config.head_dim, is_latent=config.latent is not None
     )
 
 
-def possible_kv_formats(config: ModelConfig) -> list[KvFormat]:
+def possible_kv_formats(config: ModelConfig) -> list[KvDtypeName]:
     """Return the formats that the model's keys and values may have."""
-    found: list[KvFormat] = []
-    for kv in get_args(KvFormat):
+    found: list[KvDtypeName] = []
+    for kv in KV_DTYPES:
         try:
             check_kv_format(config, kv)
         except RequestError:
@@ -74,7 +74,7 @@ def possible_kv_formats(config: ModelConfig) -> list[KvFormat]:
     return found
 
 
-def sequence_kv_bytes(config: ModelConfig, kv: KvFormat, tp: int, pp: int, context: int) -> float:
+def sequence_kv_bytes(config: ModelConfig, kv: KvDtypeName, tp: int, pp: int, context: int) -> float:
     """Return the bytes of the KV of a sequence of `context` tokens in whole pages, on one of `tp` devices of one stage.
 
     Layers with a window have pages of their own, as many as the runtime gives them by default, unless there are stages.
