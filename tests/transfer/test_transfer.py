@@ -60,7 +60,8 @@ def pair(address: str, **settings: Any) -> tuple[Core, Core]:
 
 
 without_nixl = pytest.mark.skipif(not has_nixl, reason="without the extra nixl")
-CARRIERS = [("zmq", name) for name in ("bf16", "int8", "fp8", "int4")]
+FORMATS = ("fp32", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4")
+CARRIERS = [("zmq", name) for name in FORMATS]
 
 
 @pytest.mark.slow
@@ -82,6 +83,42 @@ def test_a_prompt_computed_elsewhere_has_the_same_pages_and_tokens(address: str,
     assert 0 < counters.num_early_tokens < 320
     for core in (prefill, decode):
         core.assert_no_page_is_lost()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+def test_ids_are_the_same_transferred_warm_forked_and_back_from_the_host(
+    address: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judge: the prefill runtime alone, with an empty cache."""
+    prefill, decode = pair(address, kv_dtype=kv_dtype, num_pages=48, host_kv_memory=0.02)
+    expected, branch = alone(prefill, PROMPT, max_new_tokens=24), PROMPT[:200] + [7] * 40
+    expected_branch = alone(prefill, branch, max_new_tokens=24)
+    decode.ask("transferred", PROMPT, max_new_tokens=24)
+    run([prefill, decode], lambda: "transferred" in decode.finished)
+    theirs = prefill.pages.read(PROMPT[:320], "", 0)
+    assert theirs is not None
+    monkeypatch.setattr(decode.scheduler._remote, "_fetch", None)
+    decode.ask("warm", PROMPT, max_new_tokens=24)
+    run([decode], lambda: "warm" in decode.finished)
+    for rid, tokens in (("one", PROMPT), ("the same", PROMPT), ("a branch", branch)):
+        decode.ask(rid, tokens, max_new_tokens=24)
+    run([decode], lambda: len(decode.finished) == 5)
+    for number in range(4):  # what takes the pages
+        decode.ask(f"other {number}", [number + 50] * 7 + PROMPT[::-1])
+        run([decode], lambda number=number: f"other {number}" in decode.finished)
+    num_promoted = decode.cache.stats.num_promoted_pages
+    decode.ask("back", PROMPT, max_new_tokens=24)
+    run([decode], lambda: "back" in decode.finished)
+    assert decode.cache.stats.num_promoted_pages >= num_promoted + 20
+    for rid in ("transferred", "warm", "one", "the same", "back"):
+        assert decode.outputs[rid] == expected, rid
+        assert decode.finished[rid].num_cached >= 320, rid
+    assert decode.outputs["a branch"] == expected_branch
+    assert decode.finished["a branch"].num_cached >= 192
+    ours = decode.pages.read(PROMPT[:320], "", 0)
+    assert ours is not None
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow
