@@ -13,7 +13,7 @@ from ... import loops
 from ..errors import GrammarError
 from .masks import PACKAGE, NotReadyError
 from .matcher import Generation, Matcher
-from .walks import Walks, run, walk_together
+from .walks import MaskWalk, walk_together
 
 
 def fill_batch(matchers: Sequence[Any | None], out: NDArray[np.int32]) -> None:
@@ -71,23 +71,21 @@ def _run(matchers: list[Matcher]) -> None:
     """
     waiting = matchers if loops.ready(PACKAGE) else []
     while waiting:
-        begun: list[tuple[Walks[None], tuple[Any, ...]]] = []
+        begun: list[tuple[Matcher, MaskWalk]] = []
         later, keys = [], set()
         for matcher in waiting:
-            walks = matcher.mask_walks()
-            if walks is None:
-                continue
             try:
                 key = matcher.mask_key()
                 if key in keys:
                     later.append(matcher)
-                    continue
-                begun.append((walks, next(walks)))
-                keys.add(key)
-            except (StopIteration, NotReadyError, GrammarError):
+                elif (walk := matcher.begin_mask()) is not None:
+                    begun.append((matcher, walk))
+                    keys.add(key)
+            except (NotReadyError, GrammarError):
                 continue
         # What a walk stops for takes longer than the walk, so those that stopped go on one by one.
-        for (walks, _), result in zip(begun, walk_together([walk for _, walk in begun]), strict=True):
+        results = walk_together([walk.arguments() for _, walk in begun])
+        for (matcher, walk), (status, depth) in zip(begun, results, strict=True):
             with suppress(NotReadyError, GrammarError):
-                run(walks, result)
+                matcher.finish_mask(walk, status, depth)
         waiting = later

@@ -121,8 +121,6 @@ class QuotedTokens:
             follows = (part.lstrip(b" \t\r\n").startswith(b":") for part in parts[2:])
             if any(is_name and quoted[at] in quoted[at + 1 :] for at, is_name in enumerate(follows)):
                 self.doubled.append(number)
-        holding = np.array(sorted({token for found in self._whole.values() for token in found}), np.int64)
-        self._words, self._bits = holding >> 5, np.int32(1) << (holding & 31).astype(np.int32)
         self._longest = int(np.diff(starts)[self._ending].max(initial=0))
         longest = max(map(len, self._whole), default=0)
         longest_spelling = 6 * longest  # each byte may be escaped, as \\u0061
@@ -130,10 +128,6 @@ class QuotedTokens:
         # A name, or a string at the end, which may become one. Matches may overlap and begin at a string's end.
         self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(:|\Z))' % longest_spelling)
         self._beginning_with = lru_cache(1 << 14)(self.beginning_with)
-
-    def any_in(self, mask: NDArray[np.int32]) -> bool:
-        """Return True if a mask allows a token that holds a quoted text."""
-        return bool((mask[self._words] & self._bits).any())
 
     def read(self, history: bytearray, names: NamesInTokens) -> None:
         """Add the names that the output has got since the last call."""

@@ -18,9 +18,10 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
     BASE_DEPTH,  # depth of the stack at the start
     OFFSET,  # length of the output at the start
     ALLOWS_REPEATED,  # 1 to ignore the guards of frames with the flag ONCE
+    PASSED_ONCE,  # 1 if a guard has been ignored so
     ANSWERED,  # number of guards of this step that the caller has answered
     FIRST_ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
-) = range(11)
+) = range(12)
 CONTEXT_SIZE = FIRST_ANSWER + 8  # one byte ends at most a few values
 # Columns of `work`. Row d is the configuration after d bytes of a token: state, top of the stack, first free cell,
 # counter of the current value. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,38 +15,16 @@ from .actions import DEAD_END, ENDING, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, 
 from .automaton import Automaton
 from .duplicate_names import NO_NAMES, NamesInTokens, without
 from .layout import BELOW, FRAME, LEVEL, LIMITED_LEVEL, SAVED
-from .token_trie import FIRST_TOKEN, TokenTrie
+from .token_trie import FIRST_TOKEN
 from .vocabulary import Vocabulary
-from .walks import Scratch, Walks
+from .walks import Configuration, Mask, MaskWalk, OutputMemory, Scratch, configuration
 
 PACKAGE = "ramiform.constrained"  # of the compiled loops; while they are postponed, Python interprets `walk_kernel`
 MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently used are evicted
 
-_RESUME = (-1, 0, 0, 0, 0)  # in place of a configuration: resume the interrupted walk
-
 
 class NotReadyError(Exception):
     """A state is needed that does not exist yet, and may not be made now."""
-
-
-class Configuration(NamedTuple):
-    """State of an output: control state, top and first free cell of its stack, counter of the current value."""
-
-    state: int
-    top: int
-    free: int
-    counted: int
-
-
-_configuration: Callable[[tuple[int, ...]], Configuration] = partial(tuple.__new__, Configuration)  # half of its time
-
-
-class OutputMemory(NamedTuple):
-    """Memory of an output: the cells of its stack, their address, and the bytes so far."""
-
-    cells: NDArray[np.int32]
-    address: int
-    history: bytearray
 
 
 class TokenWalker:
@@ -64,8 +40,8 @@ class TokenWalker:
         self.num_spare_cells = 2 * self._longest + 2  # cells that a walk may use above the first free one
         self.own_scratch = Scratch(self._longest, automaton.tables, vocabulary)
         self._scratches: list[Scratch] = []  # of further walks at the same time, for reuse
-        self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
-        self._nameless: dict[int, NDArray[np.int32]] = {}  # those of `_masks` without tokens that hold a name, by `id`
+        self._shallow_levels = LIMITED_LEVEL - self._longest
+        self._masks: OrderedDict[tuple[int, ...], Mask] = OrderedDict()
         self._reach: dict[tuple[int, ...], int] = {}
         self._keys: dict[int, tuple[int]] = {}
         self.may_provide = True  # False: raise NotReadyError where a state is needed
@@ -80,8 +56,12 @@ class TokenWalker:
     def drop_masks(self) -> None:
         """Forget the cached masks."""
         self._masks.clear()
-        self._nameless.clear()
         self._reach.clear()
+
+    def close(self) -> None:
+        """Give the memory of the masks back to the vocabulary. Nothing uses this walker any more."""
+        self.vocabulary.give_back((mask.bits, mask.address) for mask in self._masks.values())
+        self.drop_masks()
 
     def scratch(self) -> Scratch:
         """Take the arrays of a walk that takes place at the same time as others."""
@@ -93,22 +73,13 @@ class TokenWalker:
         """Keep the arrays of a walk that has ended for others."""
         self._scratches.append(scratch)
 
-    def may_repeat(self, mask: NDArray[np.int32], at: Configuration, cells: NDArray[np.int32]) -> bool:
-        """Return False if no token of a mask can write a name again, whatever the output is."""
-        once = self.automaton.once_frames
-        return bool(once) and (id(mask) not in self._nameless or cells.item(at.top, FRAME) in once)
-
     def without_repeated(
-        self,
-        mask: NDArray[np.int32],
-        at: Configuration,
-        memory: OutputMemory,
-        names: NamesInTokens,
+        self, found: Mask, at: Configuration, memory: OutputMemory, names: NamesInTokens
     ) -> NDArray[np.int32]:
-        """Return a mask without the tokens that repeat a name. Brings `names` up to date with the output."""
+        """Return a mask's bits without the tokens that repeat a name. Brings `names` up to date with the output."""
         cells, _, history = memory
-        top, quoted = at.top, self.vocabulary.quoted
-        if not self.may_repeat(mask, at, cells) or not (history or quoted.doubled):
+        mask, top, quoted = found.bits, at.top, self.vocabulary.quoted
+        if not found.may_repeat or not (history or quoted.doubled):
             return mask
         quoted.read(history, names)
         name, used = b"", NO_NAMES
@@ -129,18 +100,19 @@ class TokenWalker:
         """Return the cache key of a configuration's mask without the stack."""
         return self._keys.get(at.state) or self._key(at.state, at.counted)
 
-    def known_mask(self, at: Configuration, cells: NDArray[np.int32]) -> NDArray[np.int32] | None:
-        """Return the mask from the cache, read-only, if it is there. It still allows names that have come before."""
-        key: tuple[int, ...] | None = self._keys.get(at.state)
+    def known_mask(self, at: Configuration, cells: NDArray[np.int32]) -> Mask | None:
+        """Return the mask from the cache if it is there. It still allows names that have come before."""
+        state, top, _, counted = at
+        key: tuple[int, ...] | None = self._keys.get(state)
         if key is None:
-            if not self.automaton.tables.states.item(at.state, FILLED):
+            if not self.automaton.tables.states.item(state, FILLED):
                 return None
-            key = self._key(at.state, at.counted)
+            key = self._key(state, counted)
         reach = self._reach.get(key)
-        if reach is None or cells.item(at.top, LEVEL) + self._longest >= LIMITED_LEVEL:
+        if reach is None or cells.item(top, LEVEL) >= self._shallow_levels:
             return None
         if reach:
-            key += self._frames(cells, at.top, reach)
+            key += self._frames(cells, top, reach)
         mask = self._masks.get(key)
         if mask is not None:
             self._masks.move_to_end(key)
@@ -148,29 +120,77 @@ class TokenWalker:
 
     def _is_shallow(self, at: Configuration, cells: NDArray[np.int32]) -> bool:
         """Return False near the level that limits values, and above it, where a mask depends on the level."""
-        return cells.item(at.top, LEVEL) + self._longest < LIMITED_LEVEL
+        return cells.item(at.top, LEVEL) < self._shallow_levels
 
-    def walks(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Walks[NDArray[np.int32]]:
-        """Compute a mask that is not in the cache, and cache it, by the walks that are yielded."""
+    def is_steady(self, mask: Mask, at: Configuration) -> bool:
+        """Return True if the mask holds wherever this state is entered again above the same cell of the stack."""
+        return mask.is_cached and not mask.may_repeat and at.state in self._keys and not self.automaton.gates
+
+    def begin(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> MaskWalk:
+        """Begin a mask that is not in the cache. Its first walk is to be run, and `finish` told the result."""
         key = self.key(at)
-        mask = yield from self._compute(at, memory, scratch)
-        read = scratch.context.item(layout.REACH)
-        if read >= 0 and self._is_shallow(at, memory.cells):
-            now = max(read, self._reach.get(key, 0))
-            self._reach[key] = now
-            self._keep(key + self._frames(memory.cells, at.top, now), mask)
-        return mask
+        item, plain = self.automaton.tables.states.item, self.vocabulary.plain
+        flags = item(at.state, FLAGS)
+        if flags & PLAIN:
+            like, is_far = item(at.state, LIKE), self._is_far_from_marks(at)
+            room = item(like or at.state, MOST) - at.counted
+            if like and room < self._longest:
+                is_far = False
+            if like and is_far and item(like, FLAGS) & LOOPS and like not in self._guarded:
+                # Along given texts (names, strings of an enum) in a string that may hold any other text: the mask of
+                # the state `like`, where they have been left, but for the tokens that begin as they continue.
+                left = at._replace(state=like)
+                mask = self.known_mask(left, memory.cells) or self.compute(left, memory, scratch)
+                if self.key(left) in self._reach:
+                    return MaskWalk(key, at, memory, scratch, plain.others, (mask.bits, mask.address), mask)
+                self._guarded.add(like)
+            if is_far or not like:  # near a bound, given texts may go on where others may not
+                trie = plain.tails if flags & LOOPS and is_far else plain.others
+                return MaskWalk(key, at, memory, scratch, trie, plain.mask(room))
+        return MaskWalk(key, at, memory, scratch, self.vocabulary.trie)
 
-    def _keep(self, key: tuple[int, ...], mask: NDArray[np.int32]) -> None:
-        """Cache a mask."""
-        dropped = [self._masks.pop(key, None)]
-        self._masks[key] = mask
-        if not self.vocabulary.quoted.any_in(mask):
-            self._nameless[id(mask)] = mask
+    def compute(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Mask:
+        """Compute a mask that is not in the cache, and cache it."""
+        walk = self.begin(at, memory, scratch)
+        return self.finish(walk, *self._run(walk))
+
+    def finish(self, walk: MaskWalk, status: int, depth: int) -> Mask:
+        """Complete the mask of a walk that stopped so, and cache it."""
+        at, memory, context = walk.at, walk.memory, walk.scratch.context
+        guarded = False
+        while status != layout.DONE:
+            path = b""
+            if status == layout.NEEDS_GUARD:
+                guarded = True
+                if walk.trie is self.vocabulary.plain.tails:
+                    # A guard needs the whole text; the tails are only its end.
+                    walk.trie = self.vocabulary.plain.others
+                    status, depth = self._run(walk)
+                    continue
+                token = int(walk.trie.tokens[walk.trie.nodes[walk.scratch.work[depth, layout.NEXT], FIRST_TOKEN]])
+                path = (self.vocabulary.tokens[token] or b"")[: depth + 1]
+            self._provide(walk.scratch, status, memory.history, path)
+            status, depth = self._run(walk, depth)
+        bits, like, key = walk.bits, walk.like, walk.key
+        reach, may_repeat = context.item(layout.REACH), bool(context.item(layout.PASSED_ONCE))
+        if like is not None:
+            # If a guard was asked, the mask holds for this text alone, and was not cached.
+            guarded = guarded or not like.is_cached
+            reach, may_repeat = max(reach, like.reach), may_repeat or like.may_repeat
+        else:
+            if self.automaton.tables.states.item(at.state, ENDING) and self.may_end(at, memory.cells, memory.history):
+                bits |= self.vocabulary.ends_mask
+            if (gate := self.automaton.gates.get(at.state)) is not None:
+                bits |= gate.allowed_tokens()
+        if guarded or not self._is_shallow(at, memory.cells):
+            return Mask(bits, walk.address, may_repeat, reach, is_cached=False)
+        reach = self._reach[key] = max(reach, self._reach.get(key, 0))
+        mask = self._masks[key + self._frames(memory.cells, at.top, reach)] = Mask(
+            bits, walk.address, may_repeat, reach, is_cached=True
+        )
         if len(self._masks) > self._max_masks:
-            dropped.append(self._masks.popitem(last=False)[1])
-        for old in dropped:
-            self._nameless.pop(id(old), None)
+            self._masks.popitem(last=False)
+        return mask
 
     def _key(self, number: int, counted: int) -> tuple[int, ...]:
         """Return the cache key of a mask without the stack, and fill the state.
@@ -195,6 +215,8 @@ class TokenWalker:
     def _frames(self, cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:
         """Return the topmost frames of a stack, and where the counts that they keep lie."""
         cell, row = cells.item, self.automaton.tables.states.item
+        if number == 1 and not row(frame := cell(top, FRAME), MARKS):
+            return (frame,)
         frames = []
         for _ in range(number):
             frame = cell(top, FRAME)
@@ -203,35 +225,6 @@ class TokenWalker:
                 frames.append(self._place(marks, cell(top, SAVED)))
             top = cell(top, BELOW)
         return tuple(frames)
-
-    def _compute(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Walks[NDArray[np.int32]]:
-        vocabulary, states = self.vocabulary, self.automaton.tables.states
-        trie, flags = vocabulary.trie, states.item(at.state, FLAGS)
-        like, is_far = states.item(at.state, LIKE), self._is_far_from_marks(at)
-        room = states.item(like or at.state, MOST) - at.counted
-        if like and room < self._longest:
-            is_far = False
-        if like and is_far and flags & PLAIN and states.item(like, FLAGS) & LOOPS and like not in self._guarded:
-            along = yield from self._compute_like(like, at, memory, scratch)
-            if along is not None:
-                return along
-        if flags & PLAIN and (is_far or not like):  # near a bound, given texts may go on where others may not
-            out = vocabulary.plain.mask(room).copy()
-            trie = vocabulary.plain.tails if flags & LOOPS and is_far else vocabulary.plain.others
-        else:
-            out = np.zeros(vocabulary.num_words, np.int32)
-        guarded = yield from self._walk(trie, at, out, memory, scratch)
-        if guarded and trie is vocabulary.plain.tails:
-            # A guard needs the whole text; the tails are only its end.
-            out = vocabulary.plain.mask(room).copy()
-            yield from self._walk(vocabulary.plain.others, at, out, memory, scratch)
-        if self.may_end(at, memory.cells, memory.history):
-            out |= vocabulary.ends_mask
-        if (gate := self.automaton.gates.get(at.state)) is not None:
-            out |= gate.allowed_tokens()
-        if guarded:
-            scratch.context[layout.REACH] = -1
-        return out
 
     def _is_far_from_marks(self, at: Configuration) -> bool:
         """Return True if no token is so long that its count would change a mask."""
@@ -242,33 +235,6 @@ class TokenWalker:
         place = bisect_left(marks, at.counted)
         return place == len(marks) or marks[place] - at.counted > self._longest
 
-    def _compute_like(
-        self, like: int, at: Configuration, memory: OutputMemory, scratch: Scratch
-    ) -> Walks[NDArray[np.int32] | None]:
-        """Compute a mask along given texts (names, strings of an enum) in a string that may hold any other text.
-
-        It is the mask of the state `like`, where the given texts have been left, except for the tokens that begin as
-        they continue. Returns None if the mask of `like` is not cached.
-        """
-        left = at._replace(state=like)
-        mask = self.known_mask(left, memory.cells)
-        if mask is None:
-            mask = yield from self.walks(left, memory, scratch)
-        out, key = mask.copy(), self.key(left)
-        reach = self._reach.get(key)
-        if reach is None:
-            self._guarded.add(like)
-            return None
-        # If a guard was asked, the mask holds for this text alone, and was not cached.
-        is_cached = key + self._frames(memory.cells, at.top, reach) in self._masks
-        others = self.vocabulary.plain.others
-        guarded = yield from self._walk(others, at, out, memory, scratch, only_edges=True)
-        if guarded or not is_cached:
-            scratch.context[layout.REACH] = -1
-        else:
-            scratch.context[layout.REACH] = max(reach, scratch.context.item(layout.REACH))
-        return out
-
     def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int, scratch: Scratch) -> None:
         """Set the kernel's arrays to a configuration."""
         scratch.work[0] = at.state, at.top, at.free, at.counted, -1, 0, 0, 0
@@ -276,41 +242,30 @@ class TokenWalker:
         context[layout.REACH] = 0
         context[layout.BASE_DEPTH] = cells[at.top, LEVEL]
         context[layout.OFFSET] = offset
+        context[layout.PASSED_ONCE] = 0
         context[layout.ANSWERED] = 0
 
-    def _walk(
-        self,
-        trie: TokenTrie,
-        at: Configuration,
-        out: NDArray[np.int32],
-        memory: OutputMemory,
-        scratch: Scratch,
-        only_edges: bool = False,
-    ) -> Walks[bool]:
-        """Set the bits of the trie's allowed tokens in `out`. Returns True if a guard was asked."""
-        cells, address, history = memory
-        depth, guarded = 0, False
-        begin = (*at, len(history))
-        while True:
-            if loops.ready(PACKAGE):
-                numbers = (*begin, depth, only_edges, address, len(cells))
-                status, depth = yield *numbers, trie.packed, out, scratch.arrays
-            else:
-                if begin is not _RESUME:
-                    self._begin(at, cells, len(history), scratch)
-                texts, tables = (trie.data, trie.nodes, trie.tokens), self.automaton.tables.arrays()
-                status, depth = self._kernel.walk(
-                    *texts, out, depth, only_edges, scratch.codes, *tables, cells, scratch.work, scratch.context
-                )
-            begin = _RESUME
-            if status == layout.DONE:
-                return guarded
-            path = b""
-            if status == layout.NEEDS_GUARD:
-                guarded = True
-                token = int(trie.tokens[trie.nodes[scratch.work[depth, layout.NEXT], FIRST_TOKEN]])
-                path = (self.vocabulary.tokens[token] or b"")[: depth + 1]
-            self._provide(scratch, status, history, path)
+    def _run(self, walk: MaskWalk, depth: int = -1) -> tuple[int, int]:
+        """Begin a walk, or resume it at row `depth`. Returns the status, and the row to resume at."""
+        if loops.ready(PACKAGE):
+            return walk.scratch.arrays.walk(*walk.arguments(depth))  # type: ignore[no-any-return]
+        scratch, trie, only_edges = walk.scratch, walk.trie, walk.like is not None
+        if depth < 0:
+            walk.bits[:] = 0 if walk.base is None else walk.base[0]
+            self._begin(walk.at, walk.memory.cells, len(walk.memory.history), scratch)
+        texts, tables = (trie.data, trie.nodes, trie.tokens), self.automaton.tables.arrays()
+        status, depth = self._kernel.walk(
+            *texts,
+            walk.bits,
+            max(depth, 0),
+            only_edges,
+            scratch.codes,
+            *tables,
+            walk.memory.cells,
+            scratch.work,
+            scratch.context,
+        )
+        return status, depth
 
     def _provide(self, scratch: Scratch, status: int, history: bytearray, path: bytes) -> None:
         """Compute what a walk has requested."""
@@ -378,7 +333,7 @@ class TokenWalker:
         arrays = self.own_scratch.arrays
         after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.address())
         if after[0] >= 0:
-            return _configuration(after)
+            return configuration(after)
         status = -1 - after[0]
         if status == layout.REFUSED:
             return None

@@ -19,9 +19,9 @@ from ..errors import GrammarError, StatesExhaustedError
 from .automaton import Accepted, Automaton, ControlState, next_measure
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
-from .masks import Configuration, NotReadyError, OutputMemory, TokenWalker
+from .masks import NotReadyError, TokenWalker
 from .vocabulary import Vocabulary
-from .walks import Walks, run
+from .walks import Configuration, KnownMask, Mask, MaskWalk, OutputMemory
 
 T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
@@ -50,6 +50,8 @@ class Generation:
         # A search of the garbage collector for what is left of it would hold the interpreter for long.
         if automaton := self.__dict__.get("automaton"):
             automaton.clear()
+        if walker := self.__dict__.get("walker"):
+            walker.close()
 
     @property
     def num_bytes(self) -> int:
@@ -149,7 +151,7 @@ class Matcher:
         self._before: list[tuple[Configuration, int, int]] = []  # each token, with where it was accepted
         self._ended = False
         self._is_at_once = False  # True: what takes long is not begun
-        self._known_mask: tuple[Configuration, NDArray[np.int32]] | None = None
+        self._known_mask: KnownMask | None = None
         self._known_forced: ForcedText | None = None
         self._enter(generation or grammar.generation)
         self._num_replayed = 0  # tokens, when it entered its generation
@@ -160,41 +162,44 @@ class Matcher:
         The ends of sequence are allowed exactly if `is_accepting`. At least one token is allowed until an end of
         sequence is accepted; after that none is.
         """
-        if self._ended:
-            out[:] = 0
-        else:
-            out[:] = self._current_mask()
+        out[:] = 0 if self._ended else self._current_mask()
 
     def _current_mask(self) -> NDArray[np.int32]:
-        known = self._known_mask
-        if known is not None and known[0] is self._at:
-            return known[1]
+        at, known = self._at, self._known_mask
+        if known is not None:
+            before, bits, is_steady = known
+            if before is at or (is_steady and before[0] == at[0] and before[1] == at[1]):
+                return bits
         if self._generation is not self._grammar.generation:
             self.move_if_outdated()
         try:
-            mask = self._mask()
+            known = self._mask()
         except StatesExhaustedError:
-            mask = self._elsewhere(self._mask)
-        self._known_mask = self._at, mask
-        return mask
+            known = self._elsewhere(self._mask)
+        self._known_mask = known
+        return known.bits
 
-    def _mask(self) -> NDArray[np.int32]:
+    def _mask(self) -> KnownMask:
         walker, at = self._walker, self._at
         with self._generation.lock:
             if walker.automaton.gates:
                 at = walker.alike(at)
             known = walker.known_mask(at, self._cells)
-            if known is not None and not walker.may_repeat(known, at, self._cells):
-                return known
+            if known is not None and not known.may_repeat:
+                return KnownMask(self._at, known.bits, walker.is_steady(known, at))
             if known is None and self._is_at_once:
                 raise NotReadyError
             self._forget_path()
             memory = OutputMemory(self._cells, self._cells_address, self._history)
-            mask = run(walker.walks(at, memory, walker.own_scratch)) if known is None else known
-            mask = walker.without_repeated(mask, at, memory, self._names)
+            mask = walker.compute(at, memory, walker.own_scratch) if known is None else known
+            found = self._without_repeated(mask, at, memory)
         if known is None:
             self._grammar.renew_if_large()
-        return mask
+        return found
+
+    def _without_repeated(self, mask: Mask, at: Configuration, memory: OutputMemory) -> KnownMask:
+        bits = self._walker.without_repeated(mask, at, memory, self._names)
+        return KnownMask(self._at, bits, self._walker.is_steady(mask, at))
 
     def accept(self, token: int) -> bool:
         """Consume a token. Returns False, and changes nothing, if it is not allowed."""
@@ -268,6 +273,8 @@ class Matcher:
         assert 0 <= num_tokens <= num_accepted, f"cannot roll back {num_tokens} of {num_accepted} tokens"
         if num_tokens:
             self._at, length, _ = self._before[-num_tokens]
+            if self._known_mask is not None and self._known_mask.at is not self._at:
+                self._known_mask = None  # cells of its stack are written again
             del self._history[length:]
             self._names.rollback(length)
             del self._before[-num_tokens:]
@@ -345,7 +352,7 @@ class Matcher:
                 return False
             if text.data:
                 return True
-        return self._known_mask is not None and self._known_mask[0] is self._at
+        return self._known_mask is not None and self._known_mask.at is self._at
 
     def prepare(self, *, forced: bool) -> None:
         """Compute the forced text if `forced`, and the mask if none is forced, so that they are known from here on.
@@ -355,15 +362,27 @@ class Matcher:
         if not (forced and self.forced()) and not self._ended:
             self._current_mask()
 
-    def mask_walks(self) -> Walks[None] | None:
-        """Compute the mask by the walks that are yielded, and keep it. Returns None if it is known, or cannot wait.
+    def begin_mask(self) -> MaskWalk | None:
+        """Begin a mask that needs a walk. Return None if it is known, and may be used from here on.
 
-        Call and run it while the generation's lock is held.
+        Call this and `finish_mask` while the generation's lock is held.
         """
         if self._ended or self._is_known(forced=False):
             return None
         self._forget_path()
-        return self._walks()
+        walker, at = self._walker, self._walker.alike(self._at)
+        memory = OutputMemory(self._cells, self._cells_address, self._history)
+        mask = walker.known_mask(at, self._cells)
+        if mask is None:
+            return walker.begin(at, memory, walker.scratch())
+        self._known_mask = self._without_repeated(mask, at, memory)
+        return None
+
+    def finish_mask(self, walk: MaskWalk, status: int, depth: int) -> None:
+        """Complete a mask after its first walk, and keep it."""
+        mask = self._walker.finish(walk, status, depth)
+        self._walker.give_back(walk.scratch)
+        self._known_mask = self._without_repeated(mask, walk.at, walk.memory)
 
     def mask_key(self) -> tuple[int, ...]:
         """Return what outputs with equal masks have in common, as far as it is known without the stack."""
@@ -385,16 +404,6 @@ class Matcher:
         """
         is_old = self._grammar.generation is not self._generation
         return is_old and len(self._before) >= 2 * self._num_replayed
-
-    def _walks(self) -> Walks[None]:
-        walker, at = self._walker, self._walker.alike(self._at)
-        memory = OutputMemory(self._cells, self._cells_address, self._history)
-        mask = walker.known_mask(at, self._cells)
-        if mask is None:
-            scratch = walker.scratch()
-            mask = yield from walker.walks(at, memory, scratch)
-            walker.give_back(scratch)
-        self._known_mask = self._at, walker.without_repeated(mask, at, memory, self._names)
 
     @contextmanager
     def _at_once(self, new_states: bool) -> Iterator[bool]:
@@ -478,7 +487,7 @@ class Matcher:
                     return False
                 after = found
             moved._follow(after, data, token)
-        self._generation, self._walker = generation, generation.walker
+        self._generation, self._walker, self._known_mask = generation, generation.walker, None
         self._set_cells(moved._cells)
         self._at, self._before = moved._at, moved._before
         self._num_replayed = len(self._before)

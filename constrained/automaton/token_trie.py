@@ -40,6 +40,11 @@ class TokenTrie:
         """Addresses and row counts of the arrays, for compiled code: int64[6]."""
         return addresses(self.data, self.nodes, self.tokens)
 
+    @cached_property
+    def packed_address(self) -> int:
+        """Address of `packed`."""
+        return address_of(self.packed)
+
     @classmethod
     def build(cls, ids: NDArray[np.int32], words: Sequence[bytes]) -> TokenTrie:
         """Build the trie of tokens and their words, which are sorted and not empty."""
@@ -77,10 +82,11 @@ class TokenTrie:
 
 def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
     """Return (address, number of rows) of contiguous arrays, one after another. The caller keeps the arrays alive."""
-    return np.array([n for array in arrays for n in (_address(array), len(array))], np.int64)
+    return np.array([n for array in arrays for n in (address_of(array), len(array))], np.int64)
 
 
-def _address(array: NDArray[Any]) -> int:
+def address_of(array: NDArray[Any]) -> int:
+    """Return the address of a contiguous array, which the caller keeps alive."""
     if array.size and array.flags.writeable:  # then there is a faster way than numpy's
         return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]
     return int(array.__array_interface__["data"][0])

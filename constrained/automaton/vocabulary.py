@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .duplicate_names import QuotedTokens
-from .token_trie import FIRST_CHILD, FIRST_TOKEN, LAST_CHILD, OWN_END, TokenTrie, addresses
+from .token_trie import FIRST_CHILD, FIRST_TOKEN, LAST_CHILD, OWN_END, TokenTrie, address_of, addresses
 
 # States of a reader of plain characters, whose bytes are those of `_STEPS`; every other byte leads to _OTHER.
 _OTHER, QUOTED, WHOLE, ONE_MORE, TWO_MORE, THREE_MORE, AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(10)
@@ -39,6 +40,10 @@ for _state, _first, _last, _after in _STEPS:
     _READER[_state, _first : _last + 1] = _after
 
 
+Bits = tuple[NDArray[np.int32], int]  # a bitmask and its address
+_MAX_SPARE_BYTES = 8 << 20  # of masks that ended grammars leave to the next
+
+
 def bitmask(tokens: NDArray[np.integer], num_tokens: int) -> NDArray[np.int32]:
     """Set bit t % 32 of word t // 32 for each token t: int32[ceil(num_tokens / 32)]."""
     bits = np.zeros(-(-num_tokens // 32) * 32, np.bool_)
@@ -59,7 +64,7 @@ class PlainTokens:
     num_tokens: int  # in the vocabulary
     others: TokenTrie
     tails: TokenTrie  # `others` from the quote or escape on, for states that plain characters do not change
-    _by_length: dict[int, NDArray[np.int32]] = field(default_factory=dict, init=False)
+    _by_length: dict[int, Bits] = field(default_factory=dict, init=False)
 
     @classmethod
     def build(
@@ -96,13 +101,14 @@ class PlainTokens:
         """Number of characters of the longest token."""
         return int(self.num_characters.max(initial=0))
 
-    def mask(self, most: int) -> NDArray[np.int32]:
-        """Return the bitmask of the tokens with at most so many characters. Read-only."""
+    def mask(self, most: int) -> Bits:
+        """Return the bitmask of the tokens with at most so many characters, which is kept. Read-only."""
         most = min(most, self.longest)
-        mask = self._by_length.get(most)
-        if mask is None:
-            mask = self._by_length[most] = bitmask(self.tokens[self.num_characters <= most], self.num_tokens)
-        return mask
+        found = self._by_length.get(most)
+        if found is None:
+            mask = bitmask(self.tokens[self.num_characters <= most], self.num_tokens)
+            found = self._by_length[most] = mask, address_of(mask)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +125,7 @@ class Vocabulary:
     trie: TokenTrie
     plain: PlainTokens
     names: Mapping[str, int] = field(default_factory=dict)  # of special tokens
+    _spare: list[Bits] = field(default_factory=list, init=False)
 
     @classmethod
     def from_tokens(
@@ -157,10 +164,23 @@ class Vocabulary:
         """Bitmask of the tokens that have bytes. Read-only."""
         return bitmask(self.trie.tokens, len(self.tokens))
 
-    @property
+    @cached_property
     def num_words(self) -> int:
         """Length of a bitmask in int32 words."""
         return -(-len(self.tokens) // 32)
+
+    def new_bits(self) -> Bits:
+        """Return memory for a bitmask: of an ended grammar if there is some, because new pages take long."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            bits: NDArray[np.int32] = np.empty(self.num_words, np.int32)
+            return bits, address_of(bits)
+
+    def give_back(self, unused: Iterable[Bits]) -> None:
+        """Keep the memory of bitmasks that nothing uses any more for others, as far as it is not too much."""
+        room = max(0, _MAX_SPARE_BYTES // (4 * self.num_words) - len(self._spare))
+        self._spare.extend(islice(unused, room))
 
     @cached_property
     def packed_addresses(self) -> NDArray[np.int64]:

@@ -67,6 +67,7 @@ from .layout import (
     NEEDS_STATE,
     NEXT,
     OFFSET,
+    PASSED_ONCE,
     REACH,
     REFUSED,
     SAVED,
@@ -177,6 +178,8 @@ def step(
                 if state == 0:
                     return REFUSED
             else:
+                if states[frame, FLAGS] & ONCE != 0:
+                    context[PASSED_ONCE] = 1
                 state = UNKNOWN
                 if argument < states[frame, NUM_RETURNS]:
                     state = returns[states[frame, RETURNS] + argument]

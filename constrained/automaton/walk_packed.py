@@ -28,6 +28,7 @@ from .layout import (
     NUM_CELL_COLUMNS,
     NUM_WORK_COLUMNS,
     OFFSET,
+    PASSED_ONCE,
     REACH,
     REFUSED,
     STATE,
@@ -39,6 +40,7 @@ Ints = NDArray[np.int32]
 # Indices of the array of addresses: each array has its address and its number of rows.
 STATES, _EDGES, _CLASSES, TARGETS, PUSHES, _RETURNS, _WORK, CONTEXT, CODES, _TEXT, STARTS = range(0, 22, 2)
 NUM_ADDRESSES = 22
+NUM_WALK_ARGUMENTS = 14
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -79,6 +81,7 @@ def _start(
     context[REACH] = 0
     context[BASE_DEPTH] = cells[top, LEVEL]
     context[OFFSET] = offset
+    context[PASSED_ONCE] = 0
     context[ANSWERED] = 0
 
 
@@ -95,7 +98,7 @@ def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], I
     )
 
 
-@compiled("(int64, int64, int64, int64, int64, int64, boolean, int64, int64, int64[::1], int32[::1], int64[::1])")
+@compiled(f"({', '.join(['int64'] * NUM_WALK_ARGUMENTS)})")
 def walk(
     state: int,
     top: int,
@@ -106,18 +109,29 @@ def walk(
     only_edges: bool,
     cells_address: int,
     num_cells: int,
-    trie: NDArray[np.int64],
-    out: NDArray[np.int32],
-    packed: NDArray[np.int64],
+    trie_address: int,
+    base_address: int,
+    out_address: int,
+    num_words: int,
+    packed_address: int,
 ) -> tuple[int, int]:
-    """Set the bits of the trie's tokens that are allowed from a configuration.
+    """Write the mask at `base_address` (0: none), and the bits of the trie's tokens that are allowed.
 
-    If `state` is -1, resume an interrupted walk at row `depth`. Returns the status and the row, as `walk_kernel.walk`.
+    If `depth` is not negative, resume an interrupted walk at that row, of the same arguments. Returns the status and
+    the row, as `walk_kernel.walk`.
     """
+    packed = carray(_int64s(packed_address), (NUM_ADDRESSES,))
+    trie = carray(_int64s(trie_address), (6,))
+    out = carray(_int32s(out_address), (num_words,))
     work = carray(_int32s(packed[_WORK]), (packed[_WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, NUM_CELL_COLUMNS))
-    if state >= 0:
+    if depth < 0:
+        depth = 0
+        if base_address == 0:
+            out[:] = 0
+        else:
+            out[:] = carray(_int32s(base_address), (num_words,))
         _start(state, top, free, counted, offset, cells, work, context)
     return walk_kernel.walk(
         carray(_bytes(trie[0]), (trie[1],)),
@@ -125,7 +139,7 @@ def walk(
         carray(_int32s(trie[4]), (trie[5],)),
         out,
         depth,
-        only_edges,
+        only_edges != 0,
         carray(_int32s(packed[CODES]), (256,)),
         *_tables(packed),
         cells,
@@ -178,11 +192,7 @@ def advance(
 
 @compiled("(int64[:,::1], int64[:,::1])")
 def walk_all(rows: NDArray[np.int64], results: NDArray[np.int64]) -> None:
-    """Run one walk for each row, and write its status and depth.
-
-    A row has the arguments of `walk`: nine numbers; then the address of the trie's six
-    numbers, and the addresses and lengths of `out` and `packed`.
-    """
+    """Run one walk for each row, which has the arguments of `walk`, and write its status and depth."""
     for number in range(len(rows)):
         row = rows[number]
         status, depth = walk(
@@ -192,12 +202,14 @@ def walk_all(rows: NDArray[np.int64], results: NDArray[np.int64]) -> None:
             row[3],
             row[4],
             row[5],
-            row[6] != 0,
+            row[6],
             row[7],
             row[8],
-            carray(_int64s(row[9]), (6,)),
-            carray(_int32s(row[10]), (row[11],)),
-            carray(_int64s(row[12]), (row[13],)),
+            row[9],
+            row[10],
+            row[11],
+            row[12],
+            row[13],
         )
         results[number, 0] = status
         results[number, 1] = depth

@@ -1,61 +1,126 @@
-"""Runs walks over the vocabulary: one, or those of many outputs in one compiled call over threads.
-
-A computation that needs walks is a generator: it yields each walk, and gets its result. So whoever runs it decides
-when, where and with which others a walk takes place.
-"""
+"""Walks over the vocabulary as values: where one begins, what it adds to, its arrays; many in one call over threads."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import layout
 from .tables import Tables
-from .token_trie import addresses
-from .vocabulary import Vocabulary
+from .token_trie import TokenTrie, address_of, addresses
+from .vocabulary import Bits, Vocabulary
 
-T = TypeVar("T")
-# A computation that yields the arguments of `walk_packed.walk`, the last one as `PackedArrays`, and is sent its status
-# and depth.
-Walks = Generator[tuple[Any, ...], tuple[int, int], T]
 MIN_SHARE = 32  # walks of a thread: most take a few microseconds, and waking one takes fifty
 _MAX_THREADS = 8
 
 
-def run(walks: Walks[T], first: Sequence[int] | None = None) -> T:
-    """Run a computation, each walk when it is yielded. `first` is the result of the first one, if that was run."""
-    run_one = _compiled_walk()
-    try:
-        walk = next(walks) if first is None else walks.send((first[0], first[1]))
-        while True:
-            walk = walks.send(run_one(*walk[:-1], walk[-1].current()))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+class Configuration(NamedTuple):
+    """State of an output: control state, top and first free cell of its stack, counter of the current value."""
+
+    state: int
+    top: int
+    free: int
+    counted: int
 
 
-@cache
-def _compiled_walk() -> Any:
+configuration: Callable[[tuple[int, ...]], Configuration] = partial(tuple.__new__, Configuration)  # half of its time
+
+
+class OutputMemory(NamedTuple):
+    """Memory of an output: the cells of its stack, their address, and the bytes so far."""
+
+    cells: NDArray[np.int32]
+    address: int
+    history: bytearray
+
+
+class Mask:
+    """The tokens that are allowed in a configuration, as bits that are not changed any more, and their address.
+
+    `may_repeat`: some may write the name of a member again. The mask depends on the topmost `reach` frames.
+    """
+
+    __slots__ = ("address", "bits", "is_cached", "may_repeat", "reach")
+
+    def __init__(self, bits: NDArray[np.int32], address: int, may_repeat: bool, reach: int, is_cached: bool) -> None:
+        self.bits, self.address = bits, address
+        self.may_repeat, self.reach, self.is_cached = may_repeat, reach, is_cached
+
+
+class KnownMask(NamedTuple):
+    """The mask of an output's configuration, without names that would come again.
+
+    `is_steady`: it is that of all others with the same state and the same top of the stack.
+    """
+
+    at: Configuration
+    bits: NDArray[np.int32]
+    is_steady: bool
+
+
+class MaskWalk:
+    """A mask in the making, and its walk: it begins with the bits `base`, and adds those of the trie's allowed tokens.
+
+    If it begins with the mask `like`, the tokens whose first byte has an edge in the first state are decided again.
+    """
+
+    __slots__ = ("address", "at", "base", "bits", "key", "like", "memory", "scratch", "trie")
+
+    def __init__(
+        self,
+        key: tuple[int, ...],
+        at: Configuration,
+        memory: OutputMemory,
+        scratch: Scratch,
+        trie: TokenTrie,
+        base: Bits | None = None,
+        like: Mask | None = None,
+    ) -> None:
+        self.key, self.at, self.memory, self.scratch = key, at, memory, scratch
+        self.trie, self.base, self.like = trie, base, like
+        self.bits, self.address = scratch.vocabulary.new_bits()
+
+    def arguments(self, depth: int = -1) -> tuple[int, ...]:
+        """Return the arguments of `walk_packed.walk` that begin the walk, or resume it at row `depth`.
+
+        Call it right before: tables are reallocated when they grow.
+        """
+        (state, top, free, counted), (cells, cells_address, history) = self.at, self.memory
+        return (
+            state,
+            top,
+            free,
+            counted,
+            len(history),
+            depth,
+            self.like is not None,
+            cells_address,
+            len(cells),
+            self.trie.packed_address,
+            0 if self.base is None else self.base[1],
+            self.address,
+            len(self.bits),
+            self.scratch.arrays.address(),
+        )
+
+
+def walk_together(walks: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Run walks, given the arguments of `walk_packed.walk`, in one compiled call in each of several threads.
+
+    Returns the status and depth of each.
+    """
     from . import walk_packed  # not at the top: it imports numba
-
-    loop: Any = walk_packed.walk
-    return loop.load()
-
-
-def walk_together(walks: Sequence[tuple[Any, ...]]) -> list[list[int]]:
-    """Run walks, in one compiled call in each of several threads. Returns the status and depth of each."""
-    from . import walk_packed
 
     if not walks:
         return []
-    rows = np.array([_row(*walk) for walk in walks], np.int64)
+    rows = np.array(walks, np.int64)
     results = np.zeros((len(rows), 2), np.int64)
     num_threads = min(len(rows) // MIN_SHARE, _MAX_THREADS, os.cpu_count() or 1)
     if num_threads < 2:
@@ -70,13 +135,6 @@ def walk_together(walks: Sequence[tuple[Any, ...]]) -> list[list[int]]:
     return results.tolist()
 
 
-def _row(*walk: Any) -> tuple[int, ...]:
-    """Return the arguments of a walk as numbers, arrays by their addresses and lengths."""
-    *numbers, trie, out, arrays = walk
-    packed = arrays.current()
-    return *numbers, trie.ctypes.data, out.ctypes.data, len(out), packed.ctypes.data, len(packed)
-
-
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MAX_THREADS - 1, thread_name_prefix="walks")
@@ -89,6 +147,7 @@ class Scratch:
         self.work = np.zeros((longest + 2, layout.NUM_WORK_COLUMNS), np.int32)
         self.codes = np.zeros(256, np.int32)  # actions of the edges of a walk's first state by byte, -1 for none
         self.context = np.zeros(layout.CONTEXT_SIZE, np.int64)
+        self.vocabulary = vocabulary
         self.arrays = PackedArrays(tables, self.work, self.context, self.codes, vocabulary)
 
 
@@ -108,28 +167,31 @@ class PackedArrays:
         self._others = (work, context, codes, vocabulary)
         own = addresses(*self._held, work, context, codes)
         self._addresses = np.concatenate([own, vocabulary.packed_addresses])
-        self._address = int(self._addresses.ctypes.data)
+        self._address = address_of(self._addresses)
 
     @cached_property
     def advance(self) -> Any:
         """The compiled step of a token, without numba's choice of a signature, which takes a third of its time."""
-        from . import walk_packed  # not at the top: it imports numba
+        return _entry("advance")
 
-        loop: Any = walk_packed.advance
-        (compiled,) = loop.load().overloads.values()
-        return compiled.entry_point
+    @cached_property
+    def walk(self) -> Any:
+        """The compiled walk, as `advance`."""
+        return _entry("walk")
 
     def address(self) -> int:
-        """Return the address of the addresses. Call it right before a step, as `current`."""
+        """Return the address of the addresses. Call it right before a step or walk: tables that grow move."""
         if self._version != self._tables.version:
-            self.current()
+            self._version = self._tables.version
+            self._held = self._tables.arrays()
+            self._addresses[: 2 * len(self._held)] = addresses(*self._held)
         return self._address
 
-    def current(self) -> NDArray[np.int64]:
-        """Return the addresses. Call it right before a walk: tables are reallocated when they grow."""
-        tables = self._tables
-        if self._version != tables.version:
-            self._version = tables.version
-            self._held = tables.arrays()
-            self._addresses[: 2 * len(self._held)] = addresses(*self._held)
-        return self._addresses
+
+def _entry(name: str) -> Any:
+    """Return a loop of `walk_packed` that takes only numbers, as a plain function."""
+    from . import walk_packed  # not at the top: it imports numba
+
+    loop: Any = getattr(walk_packed, name)
+    (compiled,) = loop.load().overloads.values()
+    return compiled.entry_point
