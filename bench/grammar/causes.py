@@ -50,7 +50,7 @@ class Recorder:
     def __init__(self) -> None:
         self.now = Mask()
         self._depth, self._began = 0, 0
-        fill, follow, compute = Automaton.fill, Automaton.follow, TokenWalker._compute
+        fill, follow, compute = Automaton.fill, Automaton.follow, TokenWalker.compute
         timed_fill, timed_follow = self._timed(fill), self._timed(follow)
 
         def noted_compute(walker: TokenWalker, *arguments: Any) -> Any:
@@ -60,7 +60,7 @@ class Recorder:
         replaced: Any = Automaton
         replaced.fill, replaced.follow = timed_fill, timed_follow
         walkers: Any = TokenWalker
-        walkers._compute = noted_compute
+        walkers.compute = noted_compute
         gc.callbacks.append(self._collect)
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:

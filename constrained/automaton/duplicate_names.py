@@ -34,6 +34,7 @@ class UsedNames(NamedTuple):
 
 
 NO_NAMES = UsedNames(frozenset(), [], True)
+_MAX_OBJECTS = 16  # of an output whose names are remembered, the last ones
 _recent: deque[tuple[bytes, UsedNames]] = deque(maxlen=16)
 
 
@@ -47,9 +48,19 @@ def used_names(text: bytes) -> UsedNames:
     for before, found_before in tuple(_recent):
         if len(before) > len(known) and text.startswith(before):
             known, names = before, found_before
+    names = _names_until(len(text), text, max(0, len(known) - 1), names, 1 if known else 0)
+    if text.endswith(b'"'):
+        _recent.append((text, names))
+    return names
+
+
+def _names_until(end: int, text: bytes | bytearray, start: int, names: UsedNames, depth: int) -> UsedNames:
+    """Add the names of an object between two places of a text.
+
+    It begins there (`depth` 0), or its member's name does, whose quote is at `start` (1). `names` are those before.
+    """
     found, last = set(), b""
-    depth = 1 if known else 0
-    for match in _STRINGS_AND_BRACKETS.finditer(text, max(0, len(known) - 1)):
+    for match in _STRINGS_AND_BRACKETS.finditer(text, start, end):
         part = match[0]
         if part == b":" and depth == 1:
             found.add(json.loads(last) if b"\\" in last else last[1:-1].decode("utf-8", "surrogatepass"))
@@ -58,16 +69,14 @@ def used_names(text: bytes) -> UsedNames:
         elif part in b"}]":
             depth -= 1
         last = part
-    if found:
-        endings = [name.encode("utf-8", "surrogatepass") + b'"' for name in found]
-        names = UsedNames(
-            names.names | found,
-            sorted(names.endings + endings),
-            names.have_one_spelling and all(map(_HAS_ONE_SPELLING.fullmatch, found)),
-        )
-    if text.endswith(b'"'):
-        _recent.append((text, names))
-    return names
+    if not found:
+        return names
+    endings = [name.encode("utf-8", "surrogatepass") + b'"' for name in found]
+    return UsedNames(
+        names.names | found,
+        sorted(names.endings + endings),
+        names.have_one_spelling and all(map(_HAS_ONE_SPELLING.fullmatch, found)),
+    )
 
 
 @dataclass
@@ -75,26 +84,29 @@ class NamesInTokens:
     """Tokens that contain a quoted name of the output.
 
     `pending` are those of a string at the output's end, which may become a name. `num_read` is a number of bytes.
-    `used` are the names before the name that began last, after `name_began` bytes.
+    `objects` are the last objects whose names were asked for, by their place: where a name began, and those before it.
     """
 
     tokens: set[int] = field(default_factory=set)
     pending: set[int] = field(default_factory=set)
     num_read: int = 0
-    used: UsedNames = NO_NAMES
-    name_began: int = -1
+    objects: dict[int, tuple[int, UsedNames]] = field(default_factory=dict)
 
     def rollback(self, num_bytes: int) -> None:
         """Forget what was read after so many bytes."""
         self.num_read = min(self.num_read, num_bytes)
-        if num_bytes < self.name_began:
-            self.name_began = -1
+        self.objects = {place: known for place, known in self.objects.items() if known[0] <= num_bytes}
 
     def used_before(self, history: bytearray, object_began: int, name_began: int) -> UsedNames:
-        """Return the names of an object before a name, given where both begin in the output."""
-        if name_began != self.name_began:
-            self.used, self.name_began = used_names(bytes(history[object_began:name_began])), name_began
-        return self.used
+        """Return the names of an object before a name, given where both begin in the output, behind `{` and quote."""
+        until, names = self.objects.get(object_began, (-1, NO_NAMES))
+        if until != name_began:
+            start, depth = (object_began, 0) if until < 0 else (until - 1, 1)
+            names = _names_until(name_began, history, start, names, depth)
+            if len(self.objects) == _MAX_OBJECTS and until < 0:
+                del self.objects[next(iter(self.objects))]
+            self.objects[object_began] = name_began, names
+        return names
 
 
 class QuotedTokens:

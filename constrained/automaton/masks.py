@@ -76,10 +76,10 @@ class TokenWalker:
     def without_repeated(
         self, found: Mask, at: Configuration, memory: OutputMemory, names: NamesInTokens
     ) -> NDArray[np.int32]:
-        """Return a mask's bits without the tokens that repeat a name. Brings `names` up to date with the output."""
+        """Return a mask's bits without the tokens that repeat a name, as some may. Brings `names` up to date."""
         cells, _, history = memory
         mask, top, quoted = found.bits, at.top, self.vocabulary.quoted
-        if not found.may_repeat or not (history or quoted.doubled):
+        if not (history or quoted.doubled):
             return mask
         quoted.read(history, names)
         name, used = b"", NO_NAMES

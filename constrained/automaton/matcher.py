@@ -20,6 +20,7 @@ from .automaton import Accepted, Automaton, ControlState, next_measure
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
 from .masks import NotReadyError, TokenWalker
+from .token_trie import address_of
 from .vocabulary import Vocabulary
 from .walks import Configuration, KnownMask, Mask, MaskWalk, OutputMemory
 
@@ -190,15 +191,14 @@ class Matcher:
             if known is None and self._is_at_once:
                 raise NotReadyError
             self._forget_path()
-            memory = OutputMemory(self._cells, self._cells_address, self._history)
-            mask = walker.compute(at, memory, walker.own_scratch) if known is None else known
-            found = self._without_repeated(mask, at, memory)
+            mask = walker.compute(at, self._memory, walker.own_scratch) if known is None else known
+            found = self._without_repeated(mask, at)
         if known is None:
             self._grammar.renew_if_large()
         return found
 
-    def _without_repeated(self, mask: Mask, at: Configuration, memory: OutputMemory) -> KnownMask:
-        bits = self._walker.without_repeated(mask, at, memory, self._names)
+    def _without_repeated(self, mask: Mask, at: Configuration) -> KnownMask:
+        bits = self._walker.without_repeated(mask, at, self._memory, self._names) if mask.may_repeat else mask.bits
         return KnownMask(self._at, bits, self._walker.is_steady(mask, at))
 
     def accept(self, token: int) -> bool:
@@ -252,7 +252,7 @@ class Matcher:
         if self._known_forced is not None:
             self._forget_path()
         with self._generation.lock:
-            return self._walker.after_token(self._at, self._cells, self._cells_address, self._history, token)
+            return self._walker.after_token(self._at, self._cells, self._memory.address, self._history, token)
 
     def _follow(self, at: Configuration, data: bytes, token: int) -> None:
         """Continue after a token, or after a byte that is none."""
@@ -371,18 +371,17 @@ class Matcher:
             return None
         self._forget_path()
         walker, at = self._walker, self._walker.alike(self._at)
-        memory = OutputMemory(self._cells, self._cells_address, self._history)
         mask = walker.known_mask(at, self._cells)
         if mask is None:
-            return walker.begin(at, memory, walker.scratch())
-        self._known_mask = self._without_repeated(mask, at, memory)
+            return walker.begin(at, self._memory, walker.scratch())
+        self._known_mask = self._without_repeated(mask, at)
         return None
 
     def finish_mask(self, walk: MaskWalk, status: int, depth: int) -> None:
         """Complete a mask after its first walk, and keep it."""
         mask = self._walker.finish(walk, status, depth)
         self._walker.give_back(walk.scratch)
-        self._known_mask = self._without_repeated(mask, walk.at, walk.memory)
+        self._known_mask = self._without_repeated(mask, walk.at)
 
     def mask_key(self) -> tuple[int, ...]:
         """Return what outputs with equal masks have in common, as far as it is known without the stack."""
@@ -435,7 +434,7 @@ class Matcher:
 
     def _set_cells(self, cells: NDArray[np.int32]) -> None:
         self._cells = cells
-        self._cells_address = int(cells.ctypes.data)
+        self._memory = OutputMemory(cells, address_of(cells), self._history)
         self._num_usable_cells = len(cells) - self._walker.num_spare_cells  # a walk uses those above
 
     def move_if_outdated(self) -> None:

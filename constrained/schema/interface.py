@@ -6,8 +6,7 @@ A goal is a formula over nodes: what one value must satisfy. The compiler specia
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Sized
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -150,17 +149,23 @@ class GeneratedNode(SchemaNode):
         return self._parts or (self,)
 
 
-@contextmanager
-def located(*goals: Formula) -> Iterator[None]:
-    """Add a pointer to errors without one: that of the keyword in the goals' schemas that is most likely at fault."""
-    try:
-        yield
-    except StatesExhaustedError:
-        raise
-    except GrammarError as error:
-        nodes = [atom for goal in goals for atom in atoms(goal) if isinstance(atom, SchemaNode)]
-        if error.pointer is not None or not nodes:
-            raise
+class located:  # noqa: N801
+    """Context that adds a pointer to errors without one: the keyword in the goals' schemas most likely at fault."""
+
+    __slots__ = ("_goals",)
+
+    def __init__(self, *goals: Formula) -> None:
+        self._goals = goals
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, GrammarError) or isinstance(error, StatesExhaustedError) or error.pointer is not None:
+            return
+        nodes = [atom for goal in self._goals for atom in atoms(goal) if isinstance(atom, SchemaNode)]
+        if not nodes:
+            return
         nested = (node.parts if isinstance(node, GeneratedNode) else (node,) for node in nodes)
         places = [part.location for parts in nested for part in parts]
         named = [child(at.pointer, name) for at in places for name in _TESTS if name in at.schema]

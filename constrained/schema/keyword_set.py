@@ -21,7 +21,16 @@ from .structure_parts import ArrayKeywords, ArrayPart, ObjectKeywords, ObjectPar
 
 MAX_COMBINED_VALUES = 90  # given objects or arrays that are combined with other constraints
 MAX_CONTAINED = 1000  # of `minContains` and `maxContains`
-_JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
+_NOTHING = frozenset[str]()
+_TYPE_OF_KIND = (  # kind of values, its type in JSON Schema, the keywords that say more of such values
+    ("null", "null", _NOTHING),
+    ("true", "boolean", _NOTHING),
+    ("false", "boolean", _NOTHING),
+    ("number", "number", NUMBER_KEYWORDS),
+    ("string", "string", STRING_KEYWORDS),
+    ("object", "object", OBJECT_KEYWORDS),
+    ("array", "array", ARRAY_KEYWORDS),
+)
 
 
 class KeywordSet:
@@ -40,33 +49,37 @@ class KeywordSet:
         """Return the keywords as a part of one of `VALUE_TYPES`, or True or False if they allow all or none of it."""
         found = self._typed.get(kind)
         if found is None:
-            found = self._typed[kind] = self._part(kind)
+            if not self._typed:
+                self._decide_types()
+            if (found := self._typed.get(kind)) is None:
+                found = self._typed[kind] = self._part(kind)
         return found
+
+    def _decide_types(self) -> None:
+        """Note the types of which all values or none are allowed. Of the others keywords say more."""
+        schema = self.location.schema
+        types = schema.get("type", TYPES)
+        if isinstance(types, str):
+            types = (types,)
+        for kind, name, keywords in _TYPE_OF_KIND:
+            if name in types:
+                if keywords.isdisjoint(schema):
+                    self._typed[kind] = True
+            elif kind != "number" or "integer" not in types:
+                self._typed[kind] = kind == "null" and schema.get("nullable") is True and "type" in schema
 
     def _part(self, kind: str) -> Formula:
         schema, pointer = self.location.schema, self.location.pointer
         work_at(pointer)
-        types = schema.get("type", TYPES)
-        if isinstance(types, str):
-            types = (types,)
         if kind == "number":
-            if "number" not in types and "integer" not in types:
-                return False
-            integer = "number" not in types
-            if not integer and not NUMBER_KEYWORDS & schema.keys():
-                return True
+            types = schema.get("type", TYPES)
+            integer = "number" not in ((types,) if isinstance(types, str) else types)
             digits = self.draft <= 4 or (self.generated and self.compiler.integers_as_digits)
             part = number_part(schema, integer, integer and digits, pointer)
             return self.compiler.join_parts([part], kind)
-        if _JSON_TYPE.get(kind, kind) not in types:
-            return kind == "null" and schema.get("nullable") is True and "type" in schema
         if kind == "string":
-            return self._string_part() if STRING_KEYWORDS & schema.keys() else True
-        if kind == "object":
-            return self._object_part() if OBJECT_KEYWORDS & schema.keys() else True
-        if kind == "array":
-            return self._array_part() if ARRAY_KEYWORDS & schema.keys() else True
-        return True
+            return self._string_part()
+        return self._object_part() if kind == "object" else self._array_part()
 
     def _string_part(self) -> Formula:
         schema = self.location.schema

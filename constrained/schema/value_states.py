@@ -74,8 +74,8 @@ class ValueStart(Nested):
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}
         for kind, word in WORDS.items():
-            need, *tracked = self._typed(kind)
-            if need is True and (number := result(tuple(map(bool, tracked)))) >= 0:
+            formulas = self._typed(kind)
+            if formulas[0] is True and (number := result(tuple(map(bool, formulas[1:])))) >= 0:
                 edges[word[0]] = automaton.goto(_word(automaton, word[1:], number))
         start = string_start(automaton, self._typed("string"), result)
         if start is not None:

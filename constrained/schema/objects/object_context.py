@@ -183,6 +183,19 @@ class ObjectContext:
         return found
 
     @cached_property
+    def any_name_comes(self) -> bool:
+        """True if any name may come at any time, except for those that have come and those without values."""
+        return self.steady and not self.in_order and self.names.is_everything(self.possible[1])
+
+    @cached_property
+    def remembered(self) -> int:
+        """The listed names of which states know whether they have come. Frames find all others in the text.
+
+        So objects with the same members in any number and order share states, and masks.
+        """
+        return self.relevant_names if self.any_name_comes and not self.remembers_names else -1
+
+    @cached_property
     def least(self) -> int:
         """The largest minimum of the number of members."""
         return max((part.least for part in self.parts), default=0)

@@ -104,7 +104,7 @@ class ObjectState(Counting):
     def _name_start(self, automaton: Automaton) -> int | None:
         context = self.search.context
         names = context.names
-        if context.steady and not context.in_order and names.is_everything(context.possible[1]):
+        if context.any_name_comes:
             # Any name may continue one that has come, so all states share one start, and frames refuse repeated names.
             return names.start(automaton, *context.possible)
         used = self.others - {SOME_NAME} if context.in_order else self.others
@@ -289,8 +289,8 @@ class NameFrame(Frame):
         return self.search.context.ranges.limit(self.count)
 
     def repeats(self, result: int, text: bytes, before: bytes) -> bool:
-        names = self.search.context.names
-        if not self.once or names.bit(names.classes[result]):
+        context = self.search.context
+        if not self.once or context.names.bit(context.names.classes[result]) & context.remembered:
             return False
         if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
             return False  # without escapes a name has one spelling
@@ -330,7 +330,7 @@ class MemberStart(Limited):
         alive = state.alive_after(self.name, context.names.bit(self.name))
         member = context.member(alive, self.name, state.seen) if context.plain else self._member(alive)
         tracked = MemberFrame(state, self.name, member) if member.tracked else None
-        then: ControlState | Frame | None = tracked or state.after(self.name, member, ())
+        then: ControlState | Frame | None = tracked or _forgetting(state.after(self.name, member, ()))
         edges: dict[int, int] = {}
         if then is not None and member.possible:
             start = ValueStart(compiler, member.need, member.tracked, compiler.spaces)
@@ -374,4 +374,11 @@ class MemberFrame(Frame):
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         truths = result_codes(self.state.search.context.compiler, self.member.tracked).truths(result)
-        return self.state.after(self.name, self.member, truths)
+        return _forgetting(self.state.after(self.name, self.member, truths))
+
+
+def _forgetting(state: ObjectState | None) -> ObjectState | None:
+    """Return the state without the names that frames find in the text."""
+    if state is None or not state.seen & ~state.search.context.remembered:
+        return state
+    return replace(state, seen=state.seen & state.search.context.remembered)
