@@ -51,5 +51,7 @@ LOOPS = 4  # every plain character leads back to the same state
 DEAD_END = 8  # no text of the vocabulary's tokens leads from here to an end, so no token may end here
 COUNTS = 16  # a value that ends in this state is counted as an item or member of the value around
 ONCE = 32  # of a guarded frame: it refuses a repeated value, but what follows does not depend on the text
+TEXT = 64  # of a state inside a JSON string: only a quote leads out of it
+QUOTE = 0x22
 UNKNOWN = -1  # in `returns` and `pushes`: not computed yet
 NUM_PUSH_COLUMNS = 4

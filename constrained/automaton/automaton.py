@@ -6,9 +6,11 @@ Equal values are one state.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,6 +197,8 @@ class Automaton:
     num_filled: int = 0  # rows, so far
     _next_check: int = 0  # number of rows at which the size is checked again
     gates: dict[int, TokenGate] = field(default_factory=dict)  # states that know of tokens, by their numbers
+    _bases: list[int] = field(default_factory=list)  # of the blocks, ascending
+    _blocks: list[ref[Block]] = field(default_factory=list)
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -254,6 +258,13 @@ class Automaton:
     def goto(self, state: ControlState | int) -> int:
         """Return the action that consumes the byte and enters `state`."""
         return action(GOTO, self.number(state))
+
+    def goto_filled(self, state: ControlState) -> int:
+        """Return the action that enters a state, and compute its row: a walk that comes here goes on there."""
+        number = self.number(state)
+        if not self.tables.states.item(number, FILLED):
+            self.fill(number)
+        return action(GOTO, number)
 
     def push(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
         """Return the action that consumes the byte, pushes `then` and enters `state`, where a value begins."""
@@ -395,10 +406,20 @@ class Automaton:
             base = self._numbers["block", key] = self._add_block(make())
         return base
 
+    def block_state(self, number: int) -> tuple[Block, int] | None:
+        """Return the block of a state whose characters are not counted, and its number there; None if it has none."""
+        at = bisect_left(self._bases, number) - 1
+        block = self._blocks[at]() if at >= 0 else None
+        if block is None or block.counts is not None or number - self._bases[at] >= len(block.table):
+            return None
+        return block, number - self._bases[at]
+
     def _add_block(self, block: Block) -> int:
         tables, layout = self.tables, block.layout()
         number = len(layout.states)
         base = tables.new_states(number) - 1
+        self._bases.append(base)
+        self._blocks.append(ref(block))
         row, targets = tables.new_targets(layout.actions.size)
         actions = targets.reshape(layout.actions.shape)
         np.multiply(layout.moves, np.int32(base), out=actions)

@@ -26,8 +26,10 @@ from .actions import (
     POP,
     POP_BEFORE,
     POP_COUNTED,
+    QUOTE,
     ROW,
     SHIFT,
+    TEXT,
     UNBOUNDED,
 )
 from .tables import Ints, new_rows
@@ -140,6 +142,8 @@ class Block:
             states[:, ENDING] = np.where(self.results[1:] >= 0, -1, 0)
         elif self.before:
             states[:, ENDING] = self.results[1:] + 1
+        if self.closing == QUOTE:
+            states[:, FLAGS] |= TEXT
         if self.plain is not None:
             states[:, FLAGS] |= np.where(self.plain[1:], PLAIN, 0)
             if self.loops is not None:

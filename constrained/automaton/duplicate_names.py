@@ -91,6 +91,17 @@ class NamesInTokens:
     pending: set[int] = field(default_factory=set)
     num_read: int = 0
     objects: dict[int, tuple[int, UsedNames]] = field(default_factory=dict)
+    bits: NDArray[np.int32] | None = None  # memory of the mask that `without` returned last
+
+    def without(self, mask: NDArray[np.int32], tokens: list[int]) -> NDArray[np.int32]:
+        """Return a copy of the mask without some tokens, which lasts until the next call."""
+        if self.bits is None:
+            self.bits = np.empty_like(mask)
+        self.bits[:] = mask
+        words = memoryview(self.bits.view(np.uint32))  # type: ignore[arg-type]  # written faster than through numpy
+        for token in tokens:
+            words[token >> 5] &= ~(1 << (token & 31))
+        return self.bits
 
     def rollback(self, num_bytes: int) -> None:
         """Forget what was read after so many bytes."""
@@ -121,11 +132,11 @@ class QuotedTokens:
     ) -> None:
         """Index tokens, their packed bytes, and the tokens that have bytes in the order of these."""
         self._tokens, self._by_bytes = tokens, by_bytes
-        quotes, self._ending = _holding(ord('"'), text, starts)
-        self._escaped = np.intersect1d(self._ending, _holding(ord("\\"), text, starts)[1], assume_unique=True)
+        quotes, self.ending = _holding(ord('"'), text, starts)
+        self._escaped = np.intersect1d(self.ending, _holding(ord("\\"), text, starts)[1], assume_unique=True)
         self._whole: dict[bytes, list[int]] = {}  # by the text between two quotes of a token
         self.doubled: list[int] = []  # tokens that hold a name, and the same text in quotes after it
-        for number in self._ending[quotes > 1].tolist():
+        for number in self.ending[quotes > 1].tolist():
             parts = (tokens[number] or b"").split(b'"')
             quoted = list(map(_unescaped, parts[1:-1]))
             for part in quoted:
@@ -133,12 +144,15 @@ class QuotedTokens:
             follows = (part.lstrip(b" \t\r\n").startswith(b":") for part in parts[2:])
             if any(is_name and quoted[at] in quoted[at + 1 :] for at, is_name in enumerate(follows)):
                 self.doubled.append(number)
-        self._longest = int(np.diff(starts)[self._ending].max(initial=0))
+        self._longest = int(np.diff(starts)[self.ending].max(initial=0))
         longest = max(map(len, self._whole), default=0)
         longest_spelling = 6 * longest  # each byte may be escaped, as \\u0061
         self._window = longest_spelling + 2
-        # A name, or a string at the end, which may become one. Matches may overlap and begin at a string's end.
-        self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(:|\Z))' % longest_spelling)
+        # One of these texts, or a text with escapes, as a name or as a string at the end, which may become one. Matches
+        # may overlap and begin at a string's end.
+        plain = b"|".join(re.escape(text) for text in sorted(self._whole) if b"\\" not in text) or b"(?!)"
+        escaped = rb'[^"\\]{0,%d}\\.(?:[^"\\]|\\.){0,%d}' % (longest_spelling, longest_spelling)
+        self._names = re.compile(rb'"(?=(%s|%s)"[ \t\r\n]*(:|\Z))' % (plain, escaped), re.DOTALL)
         self._beginning_with = lru_cache(1 << 14)(self.beginning_with)
 
     def read(self, history: bytearray, names: NamesInTokens) -> None:
@@ -189,7 +203,7 @@ class QuotedTokens:
                 if len(ending) <= longest:
                     found += self._beginning_with(ending[len(name) :])
             if not used.have_one_spelling:  # all other spellings have a backslash
-                others = self._ending if b"\\" in name else self._escaped
+                others = self.ending if b"\\" in name else self._escaped
                 found += [token for token in _among(mask, others) if not may_come(token)]
         for token in (*self.doubled, *names.tokens, *names.pending):
             if mask[token >> 5] >> (token & 31) & 1 and not may_come(token):
@@ -217,12 +231,3 @@ def _holding(
 
 def _among(mask: NDArray[np.int32], tokens: NDArray[np.int64]) -> list[int]:
     return tokens[(mask[tokens >> 5] >> (tokens & 31)) & 1 != 0].tolist()  # type: ignore[no-any-return]
-
-
-def without(mask: NDArray[np.int32], tokens: list[int]) -> NDArray[np.int32]:
-    """Return a copy of the mask without some tokens."""
-    cleared = mask.copy()
-    words = memoryview(cleared.view(np.uint32))  # type: ignore[arg-type]  # written faster than through numpy
-    for token in tokens:
-        words[token >> 5] &= ~(1 << (token & 31))
-    return cleared

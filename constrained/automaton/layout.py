@@ -23,6 +23,9 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
     FIRST_ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
 ) = range(12)
 CONTEXT_SIZE = FIRST_ANSWER + 8  # one byte ends at most a few values
+# Which tokens a walk considers: all of its trie; those whose first byte has an edge in the first state, whose bits it
+# clears too; those without a quote.
+EVERY_TOKEN, ONLY_EDGES, NO_QUOTES = range(3)
 # Columns of `work`. Row d is the configuration after d bytes of a token: state, top of the stack, first free cell,
 # counter of the current value. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these
 # are known, NEXT is ~n for the node n that row d belongs to.

@@ -18,6 +18,7 @@ from .actions import (
     COUNT,
     DEAD,
     FEWEST,
+    FILLED,
     FLAGS,
     FREE,
     GOTO,
@@ -160,3 +161,47 @@ def trim_texts(
                     alive[node] = code != DEAD
             byte += 1
     return bool(alive[0])
+
+
+@compiled("(uint8[::1], int32[:,::1], int32[:,::1], int64, int64, int64)")
+def remove_text(
+    text: NDArray[np.uint8], states: Ints, edges: Ints, root: int, num_states: int, num_edges: int
+) -> tuple[int, int, int]:
+    """Add the states from `root` on without a text, and share all others; `num_states` and `num_edges` are used so far.
+
+    The states along the text have only edges. Returns the state in place of `root`, 0 if no text is left, and the
+    numbers of states and edges used then. If `edges` is too short, nothing is added, and the state is -1.
+    """
+    path = np.zeros(len(text), np.int32)
+    needed = num_edges
+    state = root
+    for at in range(len(text)):
+        path[at] = state
+        edge = states[state, HEAD]
+        while edge >= 0:
+            if edges[edge, 0] == text[at]:
+                state = edges[edge, 1] & ARGUMENT
+            needed += 1
+            edge = edges[edge, 2]
+    if needed > len(edges):
+        return -1, num_states, needed
+    below = 0
+    for at in range(len(text) - 1, -1, -1):
+        first = num_edges
+        edge = states[path[at], HEAD]
+        while edge >= 0:
+            is_removed = edges[edge, 0] == text[at]
+            if not is_removed or below > 0:
+                edges[num_edges, 0] = edges[edge, 0]
+                edges[num_edges, 1] = (GOTO << SHIFT) | below if is_removed else edges[edge, 1]
+                edges[num_edges, 2] = num_edges + 1
+                num_edges += 1
+            edge = edges[edge, 2]
+        below = 0
+        if num_edges > first:
+            edges[num_edges - 1, 2] = -1
+            below = num_states
+            num_states += 1
+            states[below, HEAD] = first
+            states[below, FILLED] = 1
+    return below, num_states, num_edges

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..record import record
 from ..regex.dfa import START, Dfa
 from ..regex.listed import ListedEdges
-from .actions import ARGUMENT, DEAD, ENDING, FILLED, GOTO, HEAD, SHIFT, action
+from .actions import DEAD, ENDING, FILLED, GOTO, HEAD, SHIFT
 from .automaton import Automaton, ControlState, TransitionRow
 from .tables import Tables
 
@@ -69,31 +69,18 @@ def without_text(tables: Tables, root: int, text: bytes) -> int | None:
 
     The states are those of `literal_states` without other texts.
     """
-    path = [root]
-    for byte in text[:-1]:
-        path.append(_edges(tables, path[-1])[byte] & ARGUMENT)
-    below: int | None = None
-    for state, byte in zip(reversed(path), reversed(text), strict=True):
-        edges = _edges(tables, state)
-        if below is None:
-            del edges[byte]
-        else:
-            edges[byte] = action(GOTO, below)
-        below = None
-        if edges:
-            below = tables.new_states(1)
-            tables.set_edges(below, edges)
-            tables.states[below, FILLED] = 1
-    return below
+    from . import literal_kernel  # here, because it imports numba
 
-
-def _edges(tables: Tables, state: int) -> dict[int, int]:
-    found: dict[int, int] = {}
-    edge = tables.states.item(state, HEAD)
-    while edge >= 0:
-        byte, code, edge = tables.edges[edge].tolist()
-        found[byte] = code
-    return found
+    data = np.frombuffer(bytearray(text), np.uint8)  # the loop is compiled for writable arrays
+    first = tables.new_states(len(text))
+    while True:
+        found, num_states, num_edges = literal_kernel.remove_text(
+            data, tables.states, tables.edges, root, first, tables.num_edges
+        )
+        if found >= 0:
+            tables.num_states, tables.num_edges = num_states, num_edges  # the states that were not used are given back
+            return found or None
+        tables.reserve_edges(num_edges - tables.num_edges)
 
 
 def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ... import loops
 from . import layout
-from .actions import DEAD_END, ENDING, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
+from .actions import DEAD_END, ENDING, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS, TEXT
 from .automaton import Automaton
-from .duplicate_names import NO_NAMES, NamesInTokens, without
+from .duplicate_names import NO_NAMES, NamesInTokens
 from .layout import BELOW, FRAME, LEVEL, LIMITED_LEVEL, SAVED
 from .token_trie import FIRST_TOKEN
-from .vocabulary import Vocabulary
+from .vocabulary import Bits, Vocabulary
 from .walks import Configuration, Mask, MaskWalk, OutputMemory, Scratch, configuration
 
 PACKAGE = "ramiform.constrained"  # of the compiled loops; while they are postponed, Python interprets `walk_kernel`
@@ -94,7 +94,7 @@ class TokenWalker:
             return self.advance_token(at, *memory, token) is not None
 
         repeating = quoted.repeating(mask, name, used, names, may_come)
-        return without(mask, repeating) if repeating else mask
+        return names.without(mask, repeating) if repeating else mask
 
     def key(self, at: Configuration) -> tuple[int, ...]:
         """Return the cache key of a configuration's mask without the stack."""
@@ -147,7 +147,30 @@ class TokenWalker:
             if is_far or not like:  # near a bound, given texts may go on where others may not
                 trie = plain.tails if flags & LOOPS and is_far else plain.others
                 return MaskWalk(key, at, memory, scratch, trie, plain.mask(room))
+        if flags & TEXT and (inside := self._inside(key, at, memory, scratch)) is not None:
+            return MaskWalk(key, at, memory, scratch, self.vocabulary.quoted_trie, inside)
         return MaskWalk(key, at, memory, scratch, self.vocabulary.trie)
+
+    def _inside(self, key: tuple[int, ...], at: Configuration, memory: OutputMemory, scratch: Scratch) -> Bits | None:
+        """Return the tokens that go on in a JSON string, so without a quote: they do not depend on what is around it.
+
+        Grammars with the same block of states share them.
+        """
+        own_key = *key, -1
+        if (mask := self._masks.get(own_key)) is not None:
+            self._masks.move_to_end(own_key)
+            return mask.bits, mask.address
+        place = self.automaton.block_state(at.state)
+        if place is not None and (found := self.vocabulary.in_strings.get(*place)) is not None:
+            return found
+        walk = MaskWalk(own_key, at, memory, scratch, self.vocabulary.trie, tokens_of=layout.NO_QUOTES)
+        if self._run(walk)[0] != layout.DONE:
+            return None
+        if place is not None:
+            self.vocabulary.in_strings.keep(*place, (walk.bits, walk.address))
+        else:
+            self._keep(own_key, Mask(walk.bits, walk.address, may_repeat=False, reach=0, is_cached=True))
+        return walk.bits, walk.address
 
     def compute(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Mask:
         """Compute a mask that is not in the cache, and cache it."""
@@ -185,12 +208,14 @@ class TokenWalker:
         if guarded or not self._is_shallow(at, memory.cells):
             return Mask(bits, walk.address, may_repeat, reach, is_cached=False)
         reach = self._reach[key] = max(reach, self._reach.get(key, 0))
-        mask = self._masks[key + self._frames(memory.cells, at.top, reach)] = Mask(
-            bits, walk.address, may_repeat, reach, is_cached=True
-        )
+        mask = Mask(bits, walk.address, may_repeat, reach, is_cached=True)
+        self._keep(key + self._frames(memory.cells, at.top, reach), mask)
+        return mask
+
+    def _keep(self, key: tuple[int, ...], mask: Mask) -> None:
+        self._masks[key] = mask
         if len(self._masks) > self._max_masks:
             self._masks.popitem(last=False)
-        return mask
 
     def _key(self, number: int, counted: int) -> tuple[int, ...]:
         """Return the cache key of a mask without the stack, and fill the state.
@@ -249,7 +274,7 @@ class TokenWalker:
         """Begin a walk, or resume it at row `depth`. Returns the status, and the row to resume at."""
         if loops.ready(PACKAGE):
             return walk.scratch.arrays.walk(*walk.arguments(depth))  # type: ignore[no-any-return]
-        scratch, trie, only_edges = walk.scratch, walk.trie, walk.like is not None
+        scratch, trie = walk.scratch, walk.trie
         if depth < 0:
             walk.bits[:] = 0 if walk.base is None else walk.base[0]
             self._begin(walk.at, walk.memory.cells, len(walk.memory.history), scratch)
@@ -258,7 +283,7 @@ class TokenWalker:
             *texts,
             walk.bits,
             max(depth, 0),
-            only_edges,
+            walk.tokens_of,
             scratch.codes,
             *tables,
             walk.memory.cells,

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import Block
 from .duplicate_names import QuotedTokens
 from .token_trie import FIRST_CHILD, FIRST_TOKEN, LAST_CHILD, OWN_END, TokenTrie, address_of, addresses
 
@@ -42,6 +45,7 @@ for _state, _first, _last, _after in _STEPS:
 
 Bits = tuple[NDArray[np.int32], int]  # a bitmask and its address
 _MAX_SPARE_BYTES = 8 << 20  # of masks that ended grammars leave to the next
+_MAX_SHARED_BYTES = 32 << 20  # of masks of states inside strings that grammars share
 
 
 def bitmask(tokens: NDArray[np.integer], num_tokens: int) -> NDArray[np.int32]:
@@ -111,6 +115,29 @@ class PlainTokens:
         return found
 
 
+class SharedMasks:
+    """Masks of the states of blocks that grammars have in common, as long as the blocks live. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is the number of masks with which all are forgotten."""
+        self._most, self._num, self._lock = max(1, most), 0, Lock()
+        self._known: WeakKeyDictionary[Block, dict[int, Bits]] = WeakKeyDictionary()
+
+    def get(self, block: Block, state: int) -> Bits | None:
+        """Return the mask of a state of a block if it is known. Read-only."""
+        with self._lock:
+            return self._known.get(block, {}).get(state)
+
+    def keep(self, block: Block, state: int, mask: Bits) -> None:
+        """Remember the mask of a state of a block."""
+        with self._lock:
+            if self._num >= self._most:
+                self._known.clear()
+                self._num = 0
+            self._known.setdefault(block, {})[state] = mask
+            self._num += 1
+
+
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The tokens of a model.
@@ -143,7 +170,7 @@ class Vocabulary:
         trie = TokenTrie.build(order, [kept[token] or b"" for token in order.tolist()])
         known = {name: token for name, token in (names or {}).items() if token < len(kept)}
         made = cls(kept, ends, (text, starts), trie, PlainTokens.build(kept, text, starts, trie), known)
-        _ = made.packed_addresses, made.quoted  # computed now, so that the first step need not
+        _ = made.packed_addresses, made.quoted_trie, made.in_strings  # computed now, so that the first step need not
         return made
 
     def __len__(self) -> int:
@@ -203,6 +230,17 @@ class Vocabulary:
     def quoted(self) -> QuotedTokens:
         """The tokens that contain quotes."""
         return QuotedTokens(self.tokens, *self.packed, self.trie.tokens)
+
+    @cached_property
+    def in_strings(self) -> SharedMasks:
+        """The tokens without a quote that go on from states inside JSON strings."""
+        return SharedMasks(_MAX_SHARED_BYTES // (4 * max(1, self.num_words)))
+
+    @cached_property
+    def quoted_trie(self) -> TokenTrie:
+        """The tokens that contain a quote."""
+        ids = self.trie.tokens[np.isin(self.trie.tokens, self.quoted.ending)]
+        return TokenTrie.build(ids, [self.tokens[token] or b"" for token in ids.tolist()])
 
     @cached_property
     def ends_mask(self) -> NDArray[np.int32]:

@@ -38,6 +38,7 @@ from .actions import (
     POP_COUNTED,
     PUSH,
     PUSH_BEFORE,
+    QUOTE,
     RETURNS,
     ROW,
     SHIFT,
@@ -66,7 +67,9 @@ from .layout import (
     NEEDS_RETURN,
     NEEDS_STATE,
     NEXT,
+    NO_QUOTES,
     OFFSET,
+    ONLY_EDGES,
     PASSED_ONCE,
     REACH,
     REFUSED,
@@ -207,14 +210,14 @@ def step(
     return DONE
 
 
-@compiled(f"(uint8[::1], int32[:,::1], int32[::1], int32[::1], int64, boolean, int32[::1], {_TABLES})")
+@compiled(f"(uint8[::1], int32[:,::1], int32[::1], int32[::1], int64, int64, int32[::1], {_TABLES})")
 def walk(
     data: NDArray[np.uint8],
     nodes: Ints,
     tokens: Ints,
     out: Ints,
     depth: int,
-    only_edges: bool,
+    tokens_of: int,
     codes: Ints,
     states: Ints,
     edges: Ints,
@@ -228,9 +231,8 @@ def walk(
 ) -> tuple[int, int]:
     """Set the bits of all tokens that are allowed from work[0], whose NEXT is -1; start or resume at row `depth`.
 
-    Names that have come before are allowed again (`ONCE`). Returns the status, and the row to resume at. With
-    `only_edges` just the tokens whose first byte has an edge in the first state are considered: their bits are set or
-    cleared. That state is filled and has edges.
+    Names that have come before are allowed again (`ONCE`). Returns the status, and the row to resume at. `tokens_of`
+    says which tokens are considered, as `layout` lists. With ONLY_EDGES the first state is filled and has edges.
     """
     context[ALLOWS_REPEATED] = 1
     node, last = work[depth, NEXT], work[depth, LAST]
@@ -258,11 +260,14 @@ def walk(
         goes_down = False
         while node < last:
             byte = data[node]
+            if byte == QUOTE and tokens_of == NO_QUOTES:
+                node += 1
+                continue
             code = np.int32(-1)
             if head >= 0:
                 if depth == 0:
                     code = codes[byte]
-                    if only_edges:
+                    if tokens_of == ONLY_EDGES:
                         if code < 0:
                             node += 1
                             continue

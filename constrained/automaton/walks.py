@@ -69,9 +69,10 @@ class MaskWalk:
     """A mask in the making, and its walk: it begins with the bits `base`, and adds those of the trie's allowed tokens.
 
     If it begins with the mask `like`, the tokens whose first byte has an edge in the first state are decided again.
+    `tokens_of` says which tokens it considers, as `layout` lists.
     """
 
-    __slots__ = ("address", "at", "base", "bits", "key", "like", "memory", "scratch", "trie")
+    __slots__ = ("address", "at", "base", "bits", "key", "like", "memory", "scratch", "tokens_of", "trie")
 
     def __init__(
         self,
@@ -82,9 +83,11 @@ class MaskWalk:
         trie: TokenTrie,
         base: Bits | None = None,
         like: Mask | None = None,
+        tokens_of: int = layout.EVERY_TOKEN,
     ) -> None:
         self.key, self.at, self.memory, self.scratch = key, at, memory, scratch
         self.trie, self.base, self.like = trie, base, like
+        self.tokens_of = tokens_of if like is None else layout.ONLY_EDGES
         self.bits, self.address = scratch.vocabulary.new_bits()
 
     def arguments(self, depth: int = -1) -> tuple[int, ...]:
@@ -100,7 +103,7 @@ class MaskWalk:
             counted,
             len(history),
             depth,
-            self.like is not None,
+            self.tokens_of,
             cells_address,
             len(cells),
             self.trie.packed_address,

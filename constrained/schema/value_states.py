@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..automaton.actions import QUOTE
 from ..automaton.automaton import Automaton, Nested, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
@@ -26,7 +27,7 @@ from .number_parts import (
     number_universe,
     with_digits,
 )
-from .strings.string_states import QUOTE, string_start
+from .strings.string_states import string_start
 
 SPACES = b" \n\t\r"
 WORDS = {"null": b"null", "true": b"true", "false": b"false"}

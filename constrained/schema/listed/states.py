@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...automaton.actions import QUOTE
 from ...automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ...automaton.literals import literal_states, without_text
 from ...budget import cached_property
 from ..interface import ONE_SPACE, SchemaCompiler
 from ..strings.string_parts import spellings
-from ..strings.string_states import QUOTE
 from ..value_states import SPACES, WORDS
 from .numbers import given_numbers
 from .values import GivenValue

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...automaton.actions import QUOTE
 from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ..array_states import CLOSE_ARRAY, ArrayState, ItemGoal, repeats_item
 from ..formula import conj, neg
@@ -19,7 +20,6 @@ from ..interface import ONE_SPACE, SchemaCompiler
 from ..objects.name_states import NameClass
 from ..objects.object_context import MemberGoal
 from ..objects.object_states import CLOSE_OBJECT, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
-from ..strings.string_states import QUOTE
 from ..structure_parts import ArrayPart
 from ..value_states import SPACES, ValueStart, result_codes
 from .finite_values import Canonical, canonical, value_of

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...automaton.actions import QUOTE
 from ...automaton.automaton import Automaton
 from ...automaton.blocks import Block
 from ...automaton.literals import literal_states, without_text
@@ -40,7 +41,7 @@ from ..strings.string_parts import (
     spellings,
     string_dfa,
 )
-from ..strings.string_states import QUOTE, counted_block, is_undecided
+from ..strings.string_states import counted_block, is_undecided
 from ..structure_parts import ObjectPart
 
 

@@ -183,6 +183,11 @@ class ObjectContext:
         return found
 
     @cached_property
+    def sole_result(self) -> int | None:
+        """The result code of an object of which one part is all that is needed; None if there is more to it."""
+        return self.result(()) if len(self.formulas) == 1 and isinstance(self.formulas[0], ObjectPart) else None
+
+    @cached_property
     def any_name_comes(self) -> bool:
         """True if any name may come at any time, except for those that have come and those without values."""
         return self.steady and not self.in_order and self.names.is_everything(self.possible[1])
@@ -243,6 +248,10 @@ class ObjectContext:
         return found
 
     def _make_member(self, alive: int, name: NameClass, seen: int) -> MemberGoal:
+        if alive and self.plain and self.sole_result is not None:  # so the goal of the part is all
+            goal = self.names.goal(self.parts[0], name)
+            open_goals = () if isinstance(goal, bool) else ((goal, 1),)
+            return MemberGoal(goal, (), int(goal is True), open_goals, self.compiler.satisfiable(goal), {goal: True})
         certain, open_goals = self.alive_goals(alive, name)
         need = self.need(certain, open_goals, name, seen)
         tracked = tuple(goal for goal, _ in open_goals)

@@ -10,13 +10,14 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...automaton.actions import QUOTE
 from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ...automaton.duplicate_names import used_names
 from ...record import record
 from ..alternatives.object_search import ObjectEndSearch
 from ..formula import Formula, Truths
 from ..interface import ONE_SPACE
-from ..strings.string_states import QUOTE, result_code
+from ..strings.string_states import result_code
 from ..structure_parts import ObjectPart
 from ..value_states import SPACES, ValueStart, result_codes
 from .name_states import NameClass, NameKind
@@ -68,7 +69,7 @@ class ObjectState(Counting):
         start = self._name_start(automaton)
         if start is not None:
             if self.phase == "after":
-                edges[COMMA] = automaton.goto(self.after_comma(context.compiler.spaces))
+                edges[COMMA] = automaton.goto_filled(self.after_comma(context.compiler.spaces))
             else:
                 once = self.phase != "open" and not context.remembers_names and context.has_others
                 frame = NameFrame(self.search, self.alive, self.seen, self.count, self.others, once)
@@ -84,6 +85,8 @@ class ObjectState(Counting):
     def closing_result(self) -> int | None:
         """Return the result code if the object may end here, else None."""
         context = self.search.context
+        if context.sole_result is not None:
+            return context.sole_result if self.holds(0) else None
         index, known = context.index, dict[ObjectPart, bool]()
 
         def holds(part: ObjectPart) -> bool:

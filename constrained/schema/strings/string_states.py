@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...automaton.actions import UNBOUNDED
+from ...automaton.actions import QUOTE, UNBOUNDED
 from ...automaton.automaton import Automaton
 from ...automaton.blocks import Block, CharacterCounts
 from ...automaton.literals import literal_states
@@ -23,7 +23,6 @@ from ..listed.evaluation import SparseTruths
 from .string_dfas import any_string, format_chars, looping_states, plain_states, string_content_dfa
 from .string_parts import StringPart, candidates, labelled_strings, spellings
 
-QUOTE = 0x22
 MAX_SLASHES = 4  # of a text whose spellings are listed
 
 
