@@ -91,7 +91,7 @@ class TokenWalker:
             return mask
 
         def may_come(token: int) -> bool:
-            return self.advance_token(at, *memory, token) is not None
+            return self.advance_token(at, memory, token) is not None
 
         repeating = quoted.repeating(mask, name, used, names, may_come)
         return names.without(mask, repeating) if repeating else mask
@@ -327,56 +327,47 @@ class TokenWalker:
         self, at: Configuration, cells: NDArray[np.int32], history: bytearray, data: bytes
     ) -> Configuration | None:
         """Return the configuration after the bytes; None if they are refused."""
-        self._begin(at, cells, len(history), self.own_scratch)
-        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for writable arrays
-        status, place = self._kernel.advance(
-            text, 0, *self.automaton.tables.arrays(), cells, self.own_scratch.work, self.own_scratch.context
-        )
-        return self._advance_from(status, place, cells, history, data)
-
-    def _advance_from(
-        self, status: int, place: int, cells: NDArray[np.int32], history: bytearray, data: bytes
-    ) -> Configuration | None:
-        """Complete an advance that stopped at byte `place` with this status."""
-        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for writable arrays
-        while status != layout.DONE:
+        scratch, text = self.own_scratch, np.frombuffer(bytearray(data), np.uint8)  # compiled for writable arrays
+        self._begin(at, cells, len(history), scratch)
+        place = 0
+        while True:
+            status, place = self._kernel.advance(
+                text, place, *self.automaton.tables.arrays(), cells, scratch.work, scratch.context
+            )
+            if status == layout.DONE:
+                break
             if status == layout.REFUSED:
                 return None
-            self._provide(self.own_scratch, status, history, data)
-            status, place = self._kernel.advance(
-                text, place, *self.automaton.tables.arrays(), cells, self.own_scratch.work, self.own_scratch.context
-            )
-        after = Configuration(*self.own_scratch.work[len(data), : layout.NEXT].tolist())
+            self._provide(scratch, status, history, data)
+        after = Configuration(*scratch.work[len(data), : layout.NEXT].tolist())
         return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
 
-    def advance_token(
-        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int
-    ) -> Configuration | None:
+    def advance_token(self, at: Configuration, memory: OutputMemory, token: int) -> Configuration | None:
         """Return the configuration after a token that has bytes; None if it is refused."""
+        cells, cells_address, history = memory
         if not loops.ready(PACKAGE):
             return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
-        arrays = self.own_scratch.arrays
-        after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.address())
-        if after[0] >= 0:
-            return configuration(after)
-        status = -1 - after[0]
-        if status == layout.REFUSED:
-            return None
-        return self._advance_from(status, after[1], cells, history, self.vocabulary.tokens[token] or b"")
+        arrays, place, rest = self.own_scratch.arrays, -1, (len(history), cells_address, len(cells))
+        while True:
+            after = arrays.advance(token, place, *at, *rest, arrays.address())
+            if after[0] >= 0:
+                return configuration(after)
+            if after[0] == -1 - layout.REFUSED:
+                return None
+            place = after[1]
+            self._provide(self.own_scratch, -1 - after[0], history, self.vocabulary.tokens[token] or b"")
 
-    def after_token(
-        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int
-    ) -> Configuration | None:
+    def after_token(self, at: Configuration, memory: OutputMemory, token: int) -> Configuration | None:
         """Return the configuration after a token, whole or by its bytes; None if it is refused."""
         gates, data = self.automaton.gates, self.vocabulary.tokens[token]
         if not gates:
-            return None if data is None else self.advance_token(at, cells, cells_address, history, token)
+            return None if data is None else self.advance_token(at, memory, token)
         after = None
         if (gate := gates.get(at.state)) is not None:
             state = gate.after_token(self.automaton, token, data or b"")
             after = None if state is None else at._replace(state=self.automaton.number(state))
         if after is None and data is not None:
-            after = self.advance_token(at, cells, cells_address, history, token)
+            after = self.advance_token(at, memory, token)
         if after is None or (gate := gates.get(after.state)) is None:
             return after
         state = gate.at_boundary()

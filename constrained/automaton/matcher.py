@@ -252,7 +252,7 @@ class Matcher:
         if self._known_forced is not None:
             self._forget_path()
         with self._generation.lock:
-            return self._walker.after_token(self._at, self._cells, self._memory.address, self._history, token)
+            return self._walker.after_token(self._at, self._memory, token)
 
     def _follow(self, at: Configuration, data: bytes, token: int) -> None:
         """Continue after a token, or after a byte that is none."""

@@ -148,9 +148,10 @@ def walk(
     )
 
 
-@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+@compiled(f"({', '.join(['int64'] * 10)})")
 def advance(
     token: int,
+    at: int,
     state: int,
     top: int,
     free: int,
@@ -160,7 +161,7 @@ def advance(
     num_cells: int,
     packed_address: int,
 ) -> tuple[int, int, int, int]:
-    """Consume the bytes of a token from a configuration.
+    """Consume the bytes of a token from a configuration; if `at` is not -1, resume an interrupted step at that byte.
 
     Returns the four fields of the new configuration, or -1 - status and the byte to resume at. The context holds the
     request of an interrupted step, as `walk_kernel.advance` leaves it.
@@ -172,11 +173,13 @@ def advance(
     cells = carray(_int32s(cells_address), (num_cells, NUM_CELL_COLUMNS))
     starts = carray(_int64s(packed[STARTS]), (packed[STARTS + 1],))
     text = carray(_bytes(packed[_TEXT]), (packed[_TEXT + 1],))
-    _start(state, top, free, counted, offset, cells, work, context)
+    if at < 0:
+        at = 0
+        _start(state, top, free, counted, offset, cells, work, context)
     first, last = starts[token], starts[token + 1]
     status, at = walk_kernel.advance(
         text[first:last],
-        0,
+        at,
         *tables,
         cells,
         work,
