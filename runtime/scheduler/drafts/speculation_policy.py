@@ -33,6 +33,7 @@ MAX_JUDGED_PROMPT = 256  # prompt tokens; in larger steps the effect of guesses 
 OUTLIER_RATIO = 4.0  # slower steps are clipped: other processes cause them
 DECAY = 15 / 16  # weight of older steps, from step to step
 MIN_TRIAL_PROBABILITY = 0.2  # of guesses that are verified while their cost is not known
+MAX_TRIAL_LEVELS = 4  # drafted for all requests of a step while their cost is not known, but for one each
 NUM_TRIAL_GUESSES = 4  # if none is as likely: without evidence the estimate would stay
 MIN_SCORE = math.log(0.02)  # of a path that is followed while the cost is not known
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
@@ -356,7 +357,7 @@ class SpeculationPolicy:
         size = self._size(num_rows, kind)
         steps = max(1, steps >> size.halvings)
         if size.trials or not size.extra.count:
-            return [steps] * len(requests)
+            return [max(1, min(steps, MAX_TRIAL_LEVELS // num_rows))] * len(requests)
         chances = [own.chance(self.now) for own in requests]
         levels = [(chance**level, index) for index, chance in enumerate(chances) for level in range(1, steps + 1)]
         levels.sort(reverse=True)
