@@ -145,3 +145,14 @@ def test_a_prompt_s_step_counts_as_the_kind_of_its_text(monkeypatch: pytest.Monk
         runtime.finish()
         assert set(kinds) == {"free" if constraint is None else "constrained"}
         kinds.clear()
+
+
+def test_a_step_in_which_several_requests_start_is_one_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculation is closed for four at once: a draft model read their prompts all the same, as those of one."""
+    monkeypatch.setattr(SpeculationPolicy, "is_open", lambda self, num_rows, kind="free": num_rows < 4)
+    runtime = Runtime(speculative="draft", speculative_draft_model="any")
+    for index in range(4):
+        runtime.add(generate(f"r{index}", [3, 4, 5 + index], max_new_tokens=4, ignore_eos=True))
+    runtime.finish()
+    assert len(runtime.plans[0].rows) == 4
+    assert not runtime.plans[0].followed

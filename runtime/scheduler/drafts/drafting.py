@@ -66,6 +66,7 @@ class Drafting:
         self._kind: Kind = "free"  # of the texts of the batch that `propose` was called for
         self._num_rows = 1  # of that batch
         self._num_known = 0  # requests of that batch
+        self._num_started = 0  # requests that start in this step, if that batch was empty
         self._suffixes = None
         if self.source == "suffix":
             from .suffix import SuffixDrafts  # here, because most runtimes do not draft by it
@@ -101,9 +102,9 @@ class Drafting:
     def note_started(self, request: Request) -> None:
         """Record that the request starts, perhaps again, in the step that `propose` was called for."""
         if not self._num_known:  # `propose` saw no text: the step is of those that start in it
-            first = self._last_start < self._num_steps
-            own = _kind_of_texts([request])
-            self._kind = own if first or own == self._kind else "mixed"
+            own, self._num_started = _kind_of_texts([request]), self._num_started + 1
+            self._kind = own if self._num_started == 1 or own == self._kind else "mixed"
+            self._num_rows = self._num_started
             self._look_up_policy(pending=False)
             self._choose_depths([], self._num_rows)
         request.first_step = self._last_start = self._num_steps
@@ -136,7 +137,7 @@ class Drafting:
             return 0
         self._num_steps += 1
         num_rows, self._kind = max(1, len(batch)), _kind_of_texts(batch)
-        self._num_rows, self._num_known = num_rows, len(batch)
+        self._num_rows, self._num_known, self._num_started = num_rows, len(batch), 0
         self._look_up_policy(pending=self._drafted_last_step and any(request.draft is not None for request in batch))
         self._depths, self._new_depth = {}, 0
         self._proposals.clear()
