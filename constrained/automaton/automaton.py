@@ -420,12 +420,20 @@ class Automaton:
         base = tables.new_states(number) - 1
         self._bases.append(base)
         self._blocks.append(ref(block))
-        row, targets = tables.new_targets(layout.actions.size)
-        actions = targets.reshape(layout.actions.shape)
-        np.multiply(layout.moves, np.int32(base), out=actions)
-        actions += layout.actions
-        if layout.results:
-            actions[:, -1] += layout.pops * np.int32(tables.new_results(layout.results))
+        row, targets = tables.new_targets(number * layout.num_columns)
+        offset = tables.new_results(layout.results) if layout.results else 0
+        from . import literal_kernel  # here, because it imports numba
+
+        actions = targets.reshape(number, layout.num_columns)
+        literal_kernel.lay_out(
+            np.ascontiguousarray(block.table, np.int32),
+            layout.operations,
+            layout.ends,
+            layout.like,
+            base,
+            offset,
+            actions,
+        )
         states = tables.states[base + 1 : base + 1 + number]
         states[:] = layout.states
         states[:, ROW] += row

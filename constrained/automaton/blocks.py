@@ -34,15 +34,20 @@ from .actions import (
 )
 from .tables import Ints, new_rows
 
-MAX_CACHED = 1 << 14  # actions of a block whose layout is cached; larger blocks are seldom used again
+MAX_CACHED = 1 << 10  # states of a block whose layout is cached; larger blocks are seldom used again
 
 
 class BlockLayout(NamedTuple):
-    """The rows of a block, relative to its first state, target, and row of results by count."""
+    """The rows of a block of S states, relative to its first state, target, and row of results by count.
 
-    actions: Ints  # [S - 1, C]
-    moves: NDArray[np.bool_]  # [S - 1, C]: whether an action leads to a state
-    pops: NDArray[np.bool_]  # [S - 1]: whether the last action has a result by count
+    A byte's class c in state s leads on by `operations[s]` and the table's state. The last column, if there are `ends`,
+    is that of the bytes that end the value: `ends[s]`, or what the class `like` does where it is -1.
+    """
+
+    operations: Ints  # [S - 1]
+    ends: Ints  # [S - 1], or [0]
+    like: int
+    num_columns: int
     class_of: NDArray[np.uint8]  # [256]
     states: Ints  # [S - 1, NUM_COLUMNS]
     results: list[tuple[int, int]]  # by count: last count and result
@@ -97,7 +102,7 @@ class Block:
         found: BlockLayout | None = self.__dict__.get("_layout")
         if found is None:
             found = self._compute_layout()
-            if found.actions.size <= MAX_CACHED:
+            if len(found.operations) <= MAX_CACHED:
                 self.__dict__["_layout"] = found
         return found
 
@@ -105,16 +110,10 @@ class Block:
         num_states, num_classes = self.table.shape
         counts, class_of = self.counts, self.class_of
         ended = list(self.before) if self.closing is None else [self.closing]
-        num_columns = num_classes + bool(ended)
-        actions = np.empty((num_states - 1, num_columns), np.int32)
-        leads = np.empty((num_states - 1, num_columns), np.bool_)
-        pops = np.zeros(num_states - 1, np.bool_)
-        inner, operation = actions[:, :num_classes], np.full(num_states, GOTO, np.int32)
+        operations = np.full(num_states - 1, GOTO << SHIFT, np.int32)
         if counts is not None:
-            operation = np.where(counts.begins, COUNT, CHECK).astype(np.int32)
-        np.not_equal(self.table[1:], 0, out=leads[:, :num_classes])
-        np.multiply(leads[:, :num_classes], (operation[1:] << SHIFT)[:, None], out=inner)  # DEAD where nothing leads on
-        inner += self.table[1:]
+            operations = np.where(counts.begins[1:], COUNT << SHIFT, CHECK << SHIFT).astype(np.int32)
+        ends, like = np.empty(0, np.int32), 0
         by_count: list[tuple[int, int]] = []
         if ended:
             # The bytes after a value, or the byte that closes it, form a class of their own.
@@ -129,13 +128,9 @@ class Block:
                     by_count += row
                     first.append(len(by_count))
                 results = np.where(results >= 0, np.array(first, np.int32)[results], -1)
-            has = results >= 0
-            actions[:, -1] = np.where(has, (operation_at_end << SHIFT) + results, actions[:, like])
-            leads[:, -1] = leads[:, like] & ~has
-            if counts is not None:
-                pops = has
+            ends = np.where(results >= 0, (operation_at_end << SHIFT) + results, -1).astype(np.int32)
             class_of[ended] = num_classes
-            num_classes = num_columns
+            num_classes += 1
         states = new_rows(num_states - 1)
         states[:, ROW] = num_classes * np.arange(num_states - 1)
         if self.accepts:
@@ -154,7 +149,7 @@ class Block:
             states[:, FEWEST], states[:, MOST] = counts.fewest[1:], counts.most[1:]
         states[:, FILLED] = 1
         marks = () if counts is None else counts.marks
-        return BlockLayout(actions, leads, pops, class_of, states, by_count, marks)
+        return BlockLayout(operations, ends, like, num_classes, class_of, states, by_count, marks)
 
 
 def block_of(dfa: Dfa, **options: Any) -> Block:

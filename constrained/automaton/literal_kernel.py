@@ -1,4 +1,4 @@
-"""Compiled loops that build the states of given texts: a trie beside the block of all other texts.
+"""Compiled loops that build states: rows of blocks, and the trie of given texts beside the block of all other texts.
 
 Import this module inside the function that needs it, because it imports numba.
 """
@@ -205,3 +205,20 @@ def remove_text(
             states[below, HEAD] = first
             states[below, FILLED] = 1
     return below, num_states, num_edges
+
+
+@compiled("(int32[:,::1], int32[::1], int32[::1], int64, int64, int64, int32[:,::1])")
+def lay_out(table: Ints, operations: Ints, ends: Ints, like: int, base: int, offset: int, actions: Ints) -> None:
+    """Write the actions of a block whose state s becomes `base` + s, and whose results by count begin at row `offset`.
+
+    `blocks.BlockLayout` describes the other arguments.
+    """
+    num_classes = table.shape[1]
+    for state in range(len(operations)):
+        operation = operations[state] + np.int32(base)
+        for number in range(num_classes):
+            target = table[state + 1, number]
+            actions[state, number] = operation + target if target != 0 else 0
+        if len(ends) > 0:
+            code = ends[state]
+            actions[state, num_classes] = code + offset if code >= 0 else actions[state, like]

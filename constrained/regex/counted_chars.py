@@ -223,7 +223,8 @@ class _Distances:
         reached[:, 1:] &= rows[:, 1:] != rows[:, :-1]  # neighbouring classes mostly lead to the same state
         sources, labels = np.nonzero(reached)
         targets = rows[sources, labels].astype(np.int64)
-        edges = np.unique(sources * len(rows) + targets)  # without the classes of characters
+        edges = np.sort(sources * len(rows) + targets)
+        edges = edges[np.append(True, edges[1:] != edges[:-1])] if len(edges) else edges  # without characters' classes
         self._from, self._to = edges // len(rows), edges % len(rows)
         if not backward:
             self._from, self._to = self._to, self._from

@@ -291,6 +291,8 @@ class CountRanges:
 
     def end(self, first: int) -> int | None:
         """Return the first count behind a long range, or None if the range is not long."""
+        if not self._firsts:
+            return None
         at = bisect_right(self._firsts, first) - 1
         return self._ends[at] if at >= 0 and self._firsts[at] == first else None
 
@@ -303,5 +305,7 @@ class CountRanges:
 
         States must count up to there.
         """
+        if not self._ends:
+            return 0
         at = bisect_right(self._ends, first)
         return self._ends[at] if at < len(self._ends) and self._ends[at] < UNBOUNDED else 0
