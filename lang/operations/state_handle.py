@@ -132,6 +132,8 @@ class StateHandle:
 
         `raised`: the program gets it.
         """
+        if self._parent is None:
+            return self.log.settle(len(self.log.operations), raised=raised)
         for log, end in self.segments():
             if (error := log.settle(end, raised=raised)) is not None:
                 return error

@@ -64,7 +64,7 @@ def run_batch(channel: Channel, calls: Sequence[ProgramCall], options: BatchOpti
         return iter(())
     call, size = calls[0], len(calls)
     if call.caller is not None and call.caller._handle.execution.only_records:
-        return (run_now(channel, call) for call in calls)
+        return (run_now(call) for call in calls)
     if call.is_async:
         return run_in_loop(channel, calls, options)
     if call.may_be_sent_whole:

@@ -129,10 +129,9 @@ class Program(DeclaredProgram, Generic[P, R]):
             given, own = split_arguments({k: v for k, v in kwargs.items() if k not in RUN_OPTIONS}, self.parameters)
         with Folded():
             call = self._make_call(args, own, given, False, caller)
-            channel = runner.channel_for(caller, None)
             if self.is_async and (self._result is not signatures.NOTHING or running_loop() is not None):
-                return self._answer_async(runner.run_async(channel, call))
-            state = runner.run_now(channel, call)
+                return self._answer_async(runner.run_async(runner.channel_for(caller, None), call))
+            state = runner.run_now(call)
             if self._result is not signatures.NOTHING:
                 return self._converted(state.ret_value)
             state._begin()  # its reader may come when the run has ended

@@ -252,9 +252,10 @@ def send_recorded(state: ProgramState, call: ProgramCall) -> None:
         _send(state._handle.execution, call)
 
 
-def run_now(channel: Channel, call: ProgramCall) -> ProgramState:
+def run_now(call: ProgramCall) -> ProgramState:
     """Run a call that another program makes to its end; return its state."""
-    state = new_state(channel, call)
+    assert call.caller is not None
+    state = _part_of_run(call.caller, call)
     if not call.is_async and not (state._is_open and state._handle.execution.only_records):
         warn_if_loop_runs(call.function.__name__)
     run(state, call)

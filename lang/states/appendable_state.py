@@ -15,7 +15,6 @@ from ..expressions.format_marks import refuse_marks
 from ..expressions.lowering import Defaults, checked_lora, lower
 from ..expressions.messages import role
 from ..expressions.primitives import gen
-from ..operations.source_location import program_location
 from ..operations.state_handle import StateHandle
 from ..tools.declaration import AnyTool
 from ..tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
@@ -126,7 +125,8 @@ class AppendableState(ReadableState):
                 execution = self._handle.execution
                 check_attempts(execution, self._handle.number, self._log, first + index, attempts)
             for binding in lowered.bindings:
-                self._reader.define(binding.name, variable_of(binding, self._handle, first, program_location()))
+                place = self._log.locations[first]
+                self._reader.define(binding.name, variable_of(binding, self._handle, first, place))
                 operation, reading = first + binding.answered_by, (binding.name, binding.value_of)
                 self._log.values[operation] = (*self._log.values.get(operation, ()), reading)
             for index, callback in lowered.callbacks:
