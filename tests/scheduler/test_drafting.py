@@ -152,7 +152,7 @@ def test_a_step_in_which_several_requests_start_is_one_of_so_many(monkeypatch: p
     monkeypatch.setattr(SpeculationPolicy, "is_open", lambda self, num_rows, kind="free": num_rows < 4)
     runtime = Runtime(speculative="draft", speculative_draft_model="any")
     for index in range(4):
-        runtime.add(generate(f"r{index}", [3, 4, 5 + index], max_new_tokens=4, ignore_eos=True))
+        runtime.add(generate(f"r{index}", [3 + index, 4, 5], max_new_tokens=4, ignore_eos=True))
     runtime.finish()
     assert len(runtime.plans[0].rows) == 4
     assert not runtime.plans[0].followed
