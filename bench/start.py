@@ -1,12 +1,13 @@
 """Time to the first answer of a program, with and without compiled loops on disk, beside other servers.
 
-    python -P bench/start.py [MODEL] [--wheel FILE.whl] [--llama-server BINARY] [--vllm PYTHON]
-        [--repeat 3] [--out FILE]
+    python -P bench/start.py [MODEL] [--wheel FILE.whl] [--llama-server BINARY]
+        [--vllm PYTHON [--vllm-model FOLDER]] [--repeat 3] [--out FILE]
 
 A start is `ramiform run` of a script that asks ten times for 16 tokens: from its first process to the first answer, and
 the seconds of the tenth. A cold start has an empty folder for compiled loops; for the warm ones all are compiled beside
 the code. With `--wheel` the code is that of a wheel, unpacked without its dependencies, otherwise this checkout's.
-Peers that are not there are skipped by name. Files stay in the system's cache: what is read from a disk is not
+Peers that are not there are skipped by name. vLLM has a folder of the same weights; its first start keeps what it
+compiles in an empty cache, its second one finds that. Files stay in the system's cache: what is read from a disk is not
 measured.
 """
 
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -86,18 +88,28 @@ def peer_start(launch: Launch) -> Start:
     return Start(ends[0] - start, ends[-1] - ends[-2], _children_seconds() - used)
 
 
-def peers(path: str, llama_binary: Path | None, vllm_python: Path | None) -> tuple[list[Launch], list[str]]:
-    """Return the peers that can serve the model, and a line for each that is skipped."""
-    launches, skipped, is_gguf = [], [], path.endswith(".gguf")
+def peer_starts(
+    path: str, llama_binary: Path | None, vllm_python: Path | None, vllm_model: Path | None, repeat: int
+) -> tuple[dict[str, list[Start]], list[str]]:
+    """Start the peers that can serve the model; return their starts, and a line for each that is skipped."""
+    found: dict[str, list[Start]] = {}
+    skipped, is_gguf = [], path.endswith(".gguf")
     if llama_binary is not None and is_gguf:
-        launches.append(llama_server(llama_binary, Path(path)))
+        launch = llama_server(llama_binary, Path(path))
+        found[launch.name] = [peer_start(launch) for _ in range(repeat)]
     else:
         skipped.append("llama.cpp: skipped: it needs `--llama-server BINARY` and a GGUF file.")
-    if vllm_python is not None and not is_gguf:
-        launches.append(vllm(vllm_python, Path(path), "bfloat16"))
+    folder = vllm_model or (None if is_gguf else Path(path))
+    if vllm_python is not None and folder is not None:
+        launch = vllm(vllm_python, folder, "bfloat16")
+        for _ in range(repeat):
+            with tempfile.TemporaryDirectory() as cache:
+                kept = replace(launch, environment=launch.environment | {"VLLM_CACHE_ROOT": cache})
+                for name in ("cold", "warm"):
+                    found.setdefault(f"{launch.name}, {name}", []).append(peer_start(kept))
     else:
         skipped.append("vLLM: skipped: it needs `--vllm PYTHON` and a folder.")
-    return launches, skipped
+    return found, skipped
 
 
 @contextmanager
@@ -129,15 +141,15 @@ def main(
     wheel: Annotated[Path | None, typer.Option(help="of ramiform; default: this checkout")] = None,
     llama_binary: Annotated[Path | None, typer.Option("--llama-server", help="llama.cpp's, for a GGUF file")] = None,
     vllm_python: Annotated[Path | None, typer.Option("--vllm", help="Python of an environment with it")] = None,
+    vllm_model: Annotated[Path | None, typer.Option(help="folder of the file's weights, for vLLM")] = None,
     repeat: Repeat = 3,
     out: Out = None,
 ) -> None:
     path = model or str(SHIPPED_MODEL)
-    launches, skipped = peers(path, llama_binary, vllm_python)
     with code(wheel) as environment:
         found = {f"ramiform, {name}": some for name, some in starts(path, environment, repeat).items()}
-    for launch in launches:
-        found[launch.name] = [peer_start(launch) for _ in range(repeat)]
+    others, skipped = peer_starts(path, llama_binary, vllm_python, vllm_model, repeat)
+    found |= others
     warm = statistics.median(each.tenth for each in found["ramiform, warm"])
     rows = []
     for name, some in found.items():

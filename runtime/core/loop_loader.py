@@ -50,6 +50,7 @@ _MODULES: dict[LoopGroup, tuple[str, ...]] = {
 }
 LOOPS_POLL_MS = 50  # polling interval of an idle core while the kernels' loops are being loaded
 _NICENESS = 19  # of the processes that compile: answers come first
+_FEW_CORES = 2  # with so many one group is compiled after the other: two children would leave no core to answers
 
 
 class LoopLoader:
@@ -67,6 +68,9 @@ class LoopLoader:
         self._products_loaded.set()
         self._loading = threading.Lock()  # one group after the other: two threads that import take turns, and both wait
         self._loaded: dict[LoopGroup, threading.Event] = {group: threading.Event() for group in PACKAGES}
+        self._grammars_due = threading.Event()  # set once the kernels are there, or a grammar waits
+        if _num_cores() > _FEW_CORES:
+            self._grammars_due.set()
         self._announcing = threading.Lock()
         self._compiling: set[LoopGroup] = set()
         self._start_time = 0.0
@@ -85,6 +89,7 @@ class LoopLoader:
             loops.postpone(PACKAGES["kernels"])
         else:
             self._loaded["kernels"].set()
+            self._grammars_due.set()
         for group in self._loaded:
             if group == "kernels" and not kernels:
                 continue
@@ -119,6 +124,7 @@ class LoopLoader:
 
     def wait_for_grammars(self) -> None:
         """Wait until the grammars' loops are loaded, or cannot be."""
+        self._grammars_due.set()
         self._loaded["grammars"].wait()
 
     def _load_products(self, formats: Sequence[str]) -> None:
@@ -144,6 +150,8 @@ class LoopLoader:
             if group == "drafts":  # what computes answers comes first
                 self._loaded["kernels"].wait()
             self._may_load.wait()
+            if group == "grammars" and not is_compiled(group):
+                self._grammars_due.wait()
             self._compile(group)
             with self._loading:
                 for name in _MODULES[group]:
@@ -161,6 +169,8 @@ class LoopLoader:
                 self.pending = False
         finally:
             self._loaded[group].set()
+            if group == "kernels":
+                self._grammars_due.set()
 
     def _compile(self, group: LoopGroup) -> None:
         """Run a process that compiles a group into the cache, unless the cache has it or there is none."""
@@ -191,6 +201,11 @@ class LoopLoader:
             print(f"ramiform: {message}", file=sys.stderr, flush=True)
         else:
             logger.warning(message)
+
+
+def _num_cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _give_way(pid: int) -> None:

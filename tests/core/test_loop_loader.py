@@ -121,6 +121,37 @@ def test_compiling_begins_when_the_core_is_ready(monkeypatch: pytest.MonkeyPatch
     assert sorted(started) == ["drafts", "grammars", "kernels"]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_on_few_cores_grammars_are_compiled_after_the_kernels_unless_one_waits(
+    cores: int, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_loader, "_num_cores", lambda: cores)
+    monkeypatch.setattr(loop_loader, "is_compiled", lambda _group: False)
+    monkeypatch.setattr(loop_loader, "import_module", lambda _name: None)
+    monkeypatch.setattr(loops, "compile_registered", lambda _package: None)
+    started: list[str] = []
+
+    def command(group: str) -> list[str]:
+        started.append(group)
+        held = tmp_path / ("kernels" if group == "kernels" else "others")
+        return [sys.executable, "-c", WAIT, str(held), "0"]
+
+    loader = LoopLoader(command)
+    loader.start()
+    loader.load()
+    (tmp_path / "others").touch()
+    if waits:
+        loader.wait_for_grammars()
+    until(lambda: "kernels" in started)
+    time.sleep(0.1)
+    assert ("grammars" in started) == (waits or cores > 2)
+    (tmp_path / "kernels").touch()
+    until(loader.take)
+    until(lambda: all(one.is_set() for one in loader._loaded.values()))
+    assert len(started) == 3
+
+
 def test_a_child_that_compiles_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge: what Linux says of the process and, where sessions share the processors, of its session."""
     monkeypatch.setattr(loop_loader, "is_compiled", lambda _group: False)
