@@ -48,7 +48,7 @@ def split_tile(
     if scaled:  # codes are unpacked in registers, beside the products of offsets
         if head_dim > 128:
             return AttentionTile(16, 32, 8, 3)
-        if head_dim <= 64 and queries == 16 and stored.itemsize == 1 and stored != torch.uint8:
+        if head_dim <= 64 and queries == 16:
             return AttentionTile(16, 64, 2, 3)  # each warp repeats the queries' part
         return AttentionTile(min(queries, 32), 32, 8 if queries > 16 else 4, 3)
     deep = stored.itemsize <= 2 and (capability(device) == (8, 0) or capability(device) >= (9, 0))

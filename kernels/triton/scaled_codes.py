@@ -298,10 +298,19 @@ def _store_levels(x_ND, at_N, valid_N, memory, BLOCK_N: tl.constexpr, BLOCK_D: t
 
 @triton.jit
 def load_scaled(
-    memory, offset_N, valid_N, FORMAT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr
+    memory,
+    offset_N,
+    valid_N,
+    FORMAT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """Return a tile's keys or values as float16 [N, D] and the scales that they lack, float32 [N]; four-bit codes have
-    theirs, and 1. A `WHOLE` tile has no key that is not valid: masks would take a fifth of the instructions."""
+    theirs, and 1. A `WHOLE` tile has no key that is not valid: masks would take a fifth of the instructions. In `PAIRS`
+    codes become float16 before threads exchange them, not one byte after the other behind it: values are then read as
+    columns at once. The tile needs as many keys as threads, else each thread computes the addresses of most rows."""
     d = tl.arange(0, BLOCK_D)
     if WHOLE and D == BLOCK_D:
         valid_N = None
@@ -311,6 +320,8 @@ def load_scaled(
     if FORMAT == "int4":
         G: tl.constexpr = (D + _GROUP - 1) // _GROUP
         HALF: tl.constexpr = D // 2
+        if D == BLOCK_D:
+            return _load_levels(memory, offset_N, valid_N, D), 1.0
         byte_ND = _load(memory + offset_N[:, None] + G + (d % HALF)[None, :], valid_ND).to(tl.int32)
         scale_ND = _load(memory + offset_N[:, None] + (d // _GROUP)[None, :], valid_ND).to(tl.int32)
         c_ND = ((byte_ND >> tl.where(d < HALF, 0, 4)[None, :]) & 15).to(tl.float32) - 7.5
@@ -320,22 +331,58 @@ def load_scaled(
         x_ND = x_ND.to(tl.float16)
         scale_N = 1.0
     else:
-        low_N = _load(memory + offset_N, valid_N).to(tl.int32)
-        high_N = _load(memory + offset_N + 1, valid_N).to(tl.int32)
-        scale_N = ((low_N << 16) | (high_N << 24)).to(tl.float32, bitcast=True)
+        offset_N = offset_N // 2 * 2  # which they are, since D is even: the compiler does not know
+        scale_N = _load((memory + offset_N).to(tl.pointer_type(tl.bfloat16)), valid_N, 1.0).to(tl.float32)
+        if PAIRS and D == BLOCK_D:
+            return _load_pairs(memory, offset_N, valid_N, FORMAT, D), scale_N
         code_ND = _load(memory + offset_N[:, None] + 2 + d[None, :], valid_ND)
         if FORMAT == "int8":
-            x_ND = code_ND.to(tl.int8, bitcast=True).to(tl.float16)
+            # 1024 + code + 128: a conversion of integers takes longer.
+            x_ND = ((code_ND ^ 128).to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1152.0
         else:
             x_ND = code_ND.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     return x_ND, scale_N
 
 
 @triton.jit
-def _load(pointers, valid):
-    """Load numbers, 0 where they are not valid; None: all are."""
+def _load_pairs(memory, offset_N, valid_N, FORMAT: tl.constexpr, D: tl.constexpr):
+    """Return a tile of codes of a byte, of heads whose size is a power of two, as float16 [N, D]."""
+    pair = tl.arange(0, D // 2)
+    valid_N1 = None if valid_N is None else valid_N[:, None]
+    word_NP = _load((memory + offset_N).to(tl.pointer_type(tl.uint16))[:, None] + 1 + pair[None, :], valid_N1)
+    if FORMAT == "int8":
+        # Each byte behind 0x64, as the float16 1024 + code + 128.
+        word_NP = word_NP.to(tl.int32)
+        both_NP = ((word_NP | (word_NP << 8)) & 0x00FF00FF) ^ 0x64806480
+        x_NP2 = tl.join(both_NP.to(tl.int16), (both_NP >> 16).to(tl.int16)).to(tl.float16, bitcast=True) - 1152.0
+    else:
+        code_NP2 = tl.join(word_NP.to(tl.uint8), (word_NP >> 8).to(tl.uint8))
+        x_NP2 = code_NP2.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return tl.reshape(x_NP2, [offset_N.shape[0], D])
+
+
+@triton.jit
+def _load_levels(memory, offset_N, valid_N, D: tl.constexpr):
+    """Return a tile of four-bit codes, of heads whose size is a power of two, as float16 [N, D]."""
+    G: tl.constexpr = (D + _GROUP - 1) // _GROUP
+    b = tl.arange(0, D // 2)
+    g = tl.arange(0, G)
+    valid_N1 = None if valid_N is None else valid_N[:, None]
+    scale_NG = _scale_of(_load(memory + offset_N[:, None] + g[None, :], valid_N1).to(tl.int32)).to(tl.float16)
+    byte_NB = _load(memory + offset_N[:, None] + G + b[None, :], valid_N1).to(tl.int16)
+    code_NB2 = tl.join(byte_NB & 15, byte_NB >> 4)
+    # 512 + code, which float16 holds by steps of a half.
+    c_NB2 = ((code_NB2 << 1) | 0x6000).to(tl.float16, bitcast=True) - 519.5
+    c_ND = tl.reshape(tl.permute(c_NB2 * (c_NB2 * c_NB2 * 0.0078125 + 1.0), (0, 2, 1)), [offset_N.shape[0], D])
+    scale_NGC = tl.broadcast_to(scale_NG[:, :, None], [offset_N.shape[0], G, D // G])
+    return c_ND * tl.reshape(scale_NGC, [offset_N.shape[0], D])
+
+
+@triton.jit
+def _load(pointers, valid, other=0):
+    """Load numbers, `other` where they are not valid; None: all are."""
     if valid is None:  # noqa: SIM108 (a statement, of which Triton compiles one branch only)
         found = tl.load(pointers)
     else:
-        found = tl.load(pointers, mask=valid, other=0)
+        found = tl.load(pointers, mask=valid, other=other)
     return found

@@ -20,7 +20,7 @@ from ..launching import launch
 from ..scaled_codes import FORMATS, ScaledQueries, scaled_bytes
 from .flash_attention import attend, score_factor, share_beside_sinks, start
 from .paged_rows import PagedRows, product_dtype
-from .scaled_attention import NO_UNIT, attend_scaled
+from .scaled_attention import attend_scaled
 
 _MOST_PARTS = 8  # of a tile's keys
 
@@ -239,20 +239,18 @@ def _attend_chunk(
         place_M = token_M.to(tl.int64) * H + head_M
         share_M = tl.load(share_TH + place_M, mask=valid_M, other=0.0)
         first_M = tl.load(first_TH + place_M, mask=valid_M, other=0.0)
-        unit = NO_UNIT
         kv_offset = head_k * scaled_bytes(FORMAT, D)
         if not WINDOW:
-            acc_MD, max_M, sum_M, unit = attend_scaled(
-                acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+            acc_MD, max_M, sum_M = attend_scaled(
+                acc_MD, max_M, sum_M, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
                 begin, whole_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, None, position_M,
                 prefix, position_M, scale, cap, nothing, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
             )  # fmt: skip
-        acc_MD, max_M, sum_M, unit = attend_scaled(
-            acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+        acc_MD, max_M, sum_M = attend_scaled(
+            acc_MD, max_M, sum_M, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
             unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, None, position_M,
             prefix, position_M, scale, cap, nothing, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
         )  # fmt: skip
-        acc_MD *= unit
     else:
         kv_offset = head_k * D
         if not WINDOW:
@@ -269,7 +267,7 @@ def _attend_chunk(
     if v_scale_K is not None:
         acc_MD *= tl.load(v_scale_K + head_k)
     at_M = token_M * H + head_M
-    weight_M = max_M * score_factor(scale, CAP) + tl.log2(safe_M)
+    weight_M = max_M * (score_factor(scale, CAP) if FORMAT == "" else 1.0) + tl.log2(safe_M)
     if partial_STHD is None:
         if sinks_H is not None:
             acc_MD *= share_beside_sinks(sinks_H, head_M, weight_M)[:, None]

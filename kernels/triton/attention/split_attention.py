@@ -27,7 +27,7 @@ from ..scaled_codes import FORMATS, ScaledQueries, scaled_bytes
 from .flash_attention import LOG2E, attend, score_factor, share_beside_sinks, start
 from .latent_attention import attend_latents
 from .paged_rows import MAX_TREE, PagedRows, product_dtype, query_class
-from .scaled_attention import NO_UNIT, attend_scaled
+from .scaled_attention import attend_scaled
 from .splits import ROWS_AT_ONCE, Splits, row_of_split
 
 
@@ -326,23 +326,21 @@ def _attend_split(
         place_M = token_M.to(tl.int64) * H + head_M
         share_M = tl.load(share_TH + place_M, mask=valid_M, other=0.0)
         first_M = tl.load(first_TH + place_M, mask=valid_M, other=0.0)
-        unit = NO_UNIT
         own_positions = None
         if visible_T is not None and tokens_N is None:  # else paths, whose keys follow one another
             own_positions = positions_T + first_query
         kv_offset = head_k * scaled_bytes(FORMAT, D)
         if not WINDOW:
-            acc_MD, max_M, sum_M, unit = attend_scaled(
-                acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+            acc_MD, max_M, sum_M = attend_scaled(
+                acc_MD, max_M, sum_M, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
                 first, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, own_positions,
                 position_M, prefix, bits_M, scale, cap, nothing, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
             )  # fmt: skip
-        acc_MD, max_M, sum_M, unit = attend_scaled(
-            acc_MD, max_M, sum_M, unit, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
+        acc_MD, max_M, sum_M = attend_scaled(
+            acc_MD, max_M, sum_M, q_MD, high_THD, low_THD, place_M, valid_M, share_M, first_M,
             unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, high_PD, low_PD, own_positions,
             position_M, prefix, bits_M, scale, cap, nothing, "bits", WINDOW, CAP, PAGE, TILE, D, BLOCK_D, FORMAT,
         )  # fmt: skip
-        acc_MD *= unit
     else:
         kv_offset = head_k * D
         if not WINDOW:
@@ -363,7 +361,7 @@ def _attend_split(
     whole = num_splits == (-1 if PIECES else 1)  # there is nothing to merge
     if first_key_R is not None:
         whole = whole & (first_key == 0)
-    weight_M = max_M * score_factor(scale, CAP) + tl.log2(safe_M)
+    weight_M = max_M * (score_factor(scale, CAP) if FORMAT == "" else 1.0) + tl.log2(safe_M)
     if whole:
         if sinks_H is not None:
             acc_MD *= share_beside_sinks(sinks_H, head_M, weight_M)[:, None]

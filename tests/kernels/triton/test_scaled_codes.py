@@ -149,7 +149,14 @@ def test_kernels_attend_to_codes_as_plain_torch_does(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("stored", "case"),
-    [(E4M3, CASES[1]), (PACKED_INT4, CASES[1]), (torch.int8, CASES[2]), (PACKED_INT4, CASES[3])],
+    [
+        (E4M3, CASES[0]),
+        (E4M3, CASES[1]),
+        (PACKED_INT4, CASES[1]),
+        (torch.int8, CASES[2]),
+        (PACKED_INT4, CASES[3]),
+        (PACKED_INT4, (128, None, 20.0, False)),
+    ],
     ids=str,
 )
 def test_kernels_attend_to_codes_of_every_format_in_other_ways(
@@ -157,6 +164,33 @@ def test_kernels_attend_to_codes_of_every_format_in_other_ways(
 ) -> None:
     """Each format in two ways or three, each way with two formats, the one above included."""
     check_attention(stored, *case, device)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, in the interpreter
+@pytest.mark.parametrize("stored", [torch.int8, E4M3], ids=str)
+def test_a_value_whose_scale_is_no_number_is_seen_and_one_of_zeros_is_not(
+    stored: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(2)
+    D, scale = 16, 0.05
+    basis = some_basis(D, device)
+    kv = empty(stored, D, basis)
+    positions = torch.arange(70, device=device)
+    k, v = torch.randn(2, 70, K, D, device=device)
+    v[::3] = 0  # their scales are the smallest there are
+    v[5:9] *= 1e4
+    store_kv(k + basis.offsets(positions), v, kv, positions, positions)
+    spans = [RowSpan(69, 1, np.arange(5))]
+    q_THD = torch.randn(1, H, D, device=device)
+    attention = step_attention(AttentionArgs(spans, kv, H, PAGE, None, torch.float32), deterministic=False)
+    layout = attention_layout(spans, page_size=PAGE, window=None, dtype=torch.float32, device=device)
+    want = paged_attention(q_THD, kv, layout, scale)
+    torch.testing.assert_close(attention.attend(q_THD, kv, scale), want, atol=2e-2 * want.std().item(), rtol=2e-2)
+    kv.v_SKD.view(torch.uint8)[7, 0, :2] = torch.tensor([0xC0, 0x7F], dtype=torch.uint8, device=device)
+    got = attention.attend(q_THD, kv, scale)
+    assert got[:, : H // K].isnan().all()
+    torch.testing.assert_close(got[:, H // K :], want[:, H // K :], atol=2e-2 * want.std().item(), rtol=2e-2)
 
 
 @pytest.mark.exhaustive
