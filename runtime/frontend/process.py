@@ -22,6 +22,7 @@ from ..protocol.errors import ErrorInfo, RuntimeFailed
 from ..tokenizer.interface import Tokenizer
 from .core.client import CoreClient
 from .core.frontend_peers import FrontendPeers
+from .core.journal import Journal
 from .core.opentelemetry import OpenTelemetryTracer
 from .core.request_metrics import RequestObserver
 from .http.transport.listener import listen
@@ -108,6 +109,7 @@ class Frontend:
         self._http: HttpServer | None = None
         self._page: Page | None = None
         self._batches: BatchRunner | None = None
+        self._journal: Journal | None = None
         self._memory: asyncio.Task[NoReturn] | None = None
         self._closed = asyncio.Event()
 
@@ -134,7 +136,9 @@ class Frontend:
             from .http.transport.server import HttpServer
 
             app = create_app(self._generator, self._config, self._peers, self._tracer, core_config=self._core_config)
-            self._page, self._batches = app.state.page, app.state.batches
+            self._page, self._batches, self._journal = app.state.page, app.state.batches, app.state.journal
+            if self._journal is not None:
+                self._journal.start()
             if self._index == 0:
                 self._batches.start()
             if self._page is not None:
@@ -213,6 +217,8 @@ class Frontend:
             await self._page.stop()
         if self._batches is not None:
             self._batches.store.close()
+        if self._journal is not None:
+            await self._journal.stop()
         await self._peers.stop()
         await self._core.close()
         self._context.term()

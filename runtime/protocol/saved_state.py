@@ -43,6 +43,49 @@ class SavedSessions(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(SavedSessions)
 
 
+class SavedAnchor(msgspec.Struct, frozen=True, tag="anchor"):
+    """Ids of a piece of a remembered conversation (`runtime/frontend/chat/history_tree.py`). `number` names it in its
+    file, `base` the piece before it, which comes before it in the file. `owner` is a digest of the API key."""
+
+    owner: str
+    namespace: bytes  # UTF-8, also of lone surrogates, as `text`
+    number: int
+    base: int | None
+    text: bytes
+    ids: bytes  # packed
+    is_generated: bool
+    is_divided: bool
+
+
+class SavedTurn(msgspec.Struct, frozen=True, tag="turn"):
+    """What happened to a session: it was opened or closed, got `request`, or gave up what came after request `rid`, or
+    all where that is None."""
+
+    owner: str | None  # a digest of the API key
+    id: str
+    action: Literal["open", "close", "add", "replace"]
+    request: SavedRequest | None = None
+    rid: str | None = None
+
+
+SavedRecord = SavedAnchor | SavedTurn
+_record_decoder = msgspec.msgpack.Decoder(SavedRecord)
+
+
+def encode_record(record: SavedRecord) -> bytes:
+    """Encode a record of a frontend's file."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(data: bytes) -> SavedRecord | None:
+    """Decode a record of a frontend's file; None for anything else."""
+    try:
+        record: SavedRecord = _record_decoder.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    return record
+
+
 def save(sessions: list[SavedSession]) -> bytes:
     """Encode sessions. Raises RequestError when they are too long for a message."""
     return wire.encode(SavedSessions(sessions))

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 import ramiform
+from ramiform.runtime.frontend.core.journal import FLUSH_SECONDS
+from ramiform.tests.frontend.harness import shipped_tokenizer
 
 from .mix import WORDS, Expected, Target, make_mix, run_alone, run_together
 from .test_disaggregated import kill
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "log_level": "error", "port": 0}
 LONG = " ".join(random.Random(7).choices(WORDS, k=900))
+LETTERS = [
+    token for token, data in enumerate(shipped_tokenizer().token_bytes) if data in (b"t", b"h", b"e", b"n", b" ")
+]
 SAVED_SECONDS = 5.0  # after which a kill loses nothing
 
 
@@ -52,6 +57,76 @@ def test_a_restarted_runtime_goes_on_from_the_disk(plain: Target, tmp_path: Path
     num_saved = (len(ids) + len(begun) - 1) // 16 * 16
     assert answer["meta_info"]["cached_tokens"] == stats["disk"]["num_hit_tokens"] == num_saved
     assert stats["disk"]["num_damaged"] == 0
+
+
+def chat(target: Target, messages: list[Any]) -> tuple[str, list[int], int]:
+    """Return an answer's text and ids, and how many generated ids its prompt had. It has one letter a token, which the
+    tokenizer would not choose."""
+    body = {
+        "messages": messages,
+        "max_tokens": 24,
+        "temperature": 0.0,
+        "allowed_token_ids": LETTERS,
+        "return_token_ids": True,
+    }
+    answered = target.http.post("/v1/chat/completions", json=body)
+    answered.raise_for_status()
+    answer = answered.json()
+    choice = answer["choices"][0]
+    num = answer["usage"]["prompt_tokens_details"]["remembered_tokens"]
+    return choice["message"]["content"], choice["token_ids"], num
+
+
+def open_session(target: Target) -> None:
+    target.http.post("/open_session", json={"capacity_of_str_len": 1000, "session_id": "mine"}).raise_for_status()
+
+
+def in_session(target: Target, rid: str, parent: str | None, ids: list[int]) -> list[int]:
+    body = {
+        "rid": rid,
+        "input_ids": ids,
+        "session_params": {"id": "mine", "rid": parent},
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 12},
+    }
+    answered = target.http.post("/generate", json=body)
+    answered.raise_for_status()
+    found: list[int] = answered.json()["output_ids"]
+    return found
+
+
+def wait_until_written(folder: Path) -> None:
+    """Wait until the file of what the frontend remembers has grown no more for three of its writes."""
+    [file] = folder.glob("conversations/*/0.journal")
+    size, still = 0, 0
+    while not size or still < 3:
+        time.sleep(FLUSH_SECONDS)
+        still = still + 1 if file.stat().st_size == size else 0
+        size = file.stat().st_size
+
+
+def test_chats_and_sessions_go_on_after_a_kill_as_if_there_had_been_none(plain: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    messages: list[Any] = [{"role": "user", "content": "Tell me about cats."}]
+    first_ids, next_ids = plain.encode("The story of a dog."), plain.encode(" Then")
+
+    def begin(target: Target) -> tuple[list[Any], list[int]]:
+        text, ids, _ = chat(target, messages)
+        open_session(target)
+        assert in_session(target, "one", None, first_ids)
+        return [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}], ids
+
+    with ramiform.Runtime(disk_cache=str(folder), num_pages=256, **SETTINGS) as runtime, Target(runtime) as target:
+        later, said = begin(target)
+        wait_until_written(folder)
+        end_by_kill(target)
+    begun, expected_said = begin(plain)
+    assert begun == later
+    assert said == expected_said
+    expected = chat(plain, later)
+    assert expected[2] == len(said), "the ids are not the tokenizer's"
+    with ramiform.Runtime(disk_cache=str(folder), num_pages=256, **SETTINGS) as runtime, Target(runtime) as target:
+        assert chat(target, later) == expected
+        assert in_session(target, "two", "one", next_ids) == in_session(plain, "two", "one", next_ids)
 
 
 def test_a_mix_on_a_small_pool_gets_what_a_large_one_gives(plain: Target, tmp_path: Path) -> None:

@@ -13,19 +13,22 @@ key has a memory of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, count, takewhile
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....radix.packed_tokens import pack, unpack
+from ...protocol.saved_state import SavedAnchor
 from ...tokenizer.interface import Tokenizer
+from ..core.journal import Journal
 from ..core.tenant import current_tenant
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
-from .history_tree import HistoryAnchor, HistoryTree
+from .history_tree import HistoryAnchor, HistoryNode, HistoryTree
 from .renderer import CONTENT_MARKS, SPLIT
 
 MAX_HISTORY_BYTES = 64 << 20  # of one frontend
@@ -38,7 +41,7 @@ MAX_CUTS = 256  # places that are tried for the end of a common part
 class EncodedPrompt:
     """A rendered prompt with its ids, to which an answer will be added. `anchor` is the end of what was known."""
 
-    tenant: str | None  # its API key
+    owner: str  # digest of its API key
     namespace: str
     text: str
     tokens: list[int]
@@ -50,11 +53,22 @@ class EncodedPrompt:
 class ExactHistory:
     """Ids of the conversations of one frontend, at most `max_bytes`. The API key that holds most loses first."""
 
-    def __init__(self, tokenizer: Tokenizer, encoder: Encoder, max_bytes: int = MAX_HISTORY_BYTES) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encoder: Encoder,
+        max_bytes: int = MAX_HISTORY_BYTES,
+        journal: Journal | None = None,
+    ) -> None:
+        """With a `journal`, go on with what that has from before a restart."""
         self._tokens = TokenTextIndex(tokenizer)
         self._encoder = encoder
         self._max_bytes = max_bytes
-        self._trees: dict[str | None, HistoryTree] = {}  # by API key
+        self._trees: dict[str, HistoryTree] = {}  # by owner
+        self._journal = journal
+        self._numbers = count(1)  # of anchors in the journal
+        if journal is not None:
+            self._restore(journal)
 
     @property
     def num_bytes(self) -> int:
@@ -68,11 +82,11 @@ class ExactHistory:
         Raises RequestError for more tokens than `bound`.
         """
         text = "".join(part if trusted else _marked(part) for part, trusted in segments)
-        tenant = current_tenant.get().key
-        anchor = self._known_part(self._tree(tenant), namespace, text)
+        owner = current_tenant.get().owner
+        anchor = self._known_part(owner, namespace, text)
         if anchor is None:
             tokens = await self._encoder.encode_async(segments, at_start=True, bound=bound)
-            return EncodedPrompt(tenant, namespace, text, tokens)
+            return EncodedPrompt(owner, namespace, text, tokens)
         pieces = [*anchor.chain()]
         self._forget_excess()  # the anchor may be new, and nothing may be remembered of this request
         tokens = []
@@ -84,16 +98,17 @@ class ExactHistory:
         if bound is not None and len(tokens) > bound.most:
             raise bound.error(len(tokens))
         num_remembered = sum(len(piece.ids) for piece in pieces if piece.is_generated)
-        return EncodedPrompt(tenant, namespace, text, tokens, anchor, num_known, num_remembered)
+        return EncodedPrompt(owner, namespace, text, tokens, anchor, num_known, num_remembered)
 
     def remember(self, conversation: EncodedPrompt, generated: Sequence[int]) -> None:
         """Remember the ids of a prompt and of an answer to it, as far as a later prompt can repeat its text."""
-        tree = self._tree(conversation.tenant)
-        anchor = self._add_prompt(tree, conversation)
+        anchor = self._add_prompt(conversation)
         text, num = self._tokens.text(generated)
         if num:
             ids = self._tokens.shared(generated[:num])
-            tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_generated=True)
+            self._add(
+                (conversation.owner, conversation.namespace), conversation.text + text, anchor, ids, is_generated=True
+            )
         self._forget_excess()
 
     def remember_without(self, conversation: EncodedPrompt, before: str, generated: Sequence[int]) -> None:
@@ -102,11 +117,11 @@ class ExactHistory:
         That is how a later prompt repeats them when what was between is left out: an answer's reasoning.
         """
         text, num = self._tokens.text(generated)
-        tree = self._tree(conversation.tenant)
-        anchor = self._whole_part(tree, conversation.namespace, before)
+        place = conversation.owner, conversation.namespace
+        anchor = self._whole_part(place, before)
         if num and anchor is not None:
             ids = self._tokens.shared(generated[:num])
-            tree.add(conversation.namespace, before + text, anchor, ids, is_generated=True)
+            self._add(place, before + text, anchor, ids, is_generated=True)
             self._forget_excess()
 
     def after(self, generated: Sequence[int], marker: str) -> Sequence[int]:
@@ -126,8 +141,81 @@ class ExactHistory:
             if not max(self._trees.values(), key=lambda each: each.num_bytes).forget_oldest():
                 break
 
-    def _tree(self, tenant: str | None) -> HistoryTree:
-        return self._trees.setdefault(tenant, HistoryTree())
+    def _tree(self, owner: str) -> HistoryTree:
+        return self._trees.setdefault(owner, HistoryTree())
+
+    def _add(
+        self,
+        place: tuple[str, str],
+        text: str,
+        base: HistoryAnchor | None,
+        ids: tuple[int, ...],
+        *,
+        is_generated: bool,
+        is_divided: bool = False,
+    ) -> HistoryAnchor:
+        """Remember that `ids` lead from `base` to the end of `text`, of an owner and namespace; also in the journal."""
+        owner, namespace = place
+        anchor = self._tree(owner).add(namespace, text, base, ids, is_generated=is_generated, is_divided=is_divided)
+        if self._journal is not None and not anchor.number:
+            self._journal.note(self._saved(owner, namespace, text, anchor))
+        return anchor
+
+    def _saved(self, owner: str, namespace: str, text: str, anchor: HistoryAnchor) -> SavedAnchor:
+        """Return an anchor within `text` as the journal has it."""
+        anchor.number = next(self._numbers)
+        return SavedAnchor(
+            owner,
+            namespace.encode("utf-8", "surrogatepass"),
+            anchor.number,
+            None if anchor.base is None else anchor.base.number,
+            text[anchor.start : anchor.end].encode("utf-8", "surrogatepass"),
+            pack(anchor.ids),
+            anchor.is_generated,
+            anchor.is_divided,
+        )
+
+    def _all_saved(self) -> Iterator[SavedAnchor]:
+        """Yield all that is remembered, what was used last at the end."""
+        done: set[HistoryAnchor] = set()
+        for owner, tree in self._trees.items():
+            for namespace, text, leaf in tree.leaves():
+                new = list(takewhile(lambda anchor: anchor not in done, leaf.chain()))
+                done.update(new)
+                for anchor in reversed(new):
+                    yield self._saved(owner, namespace, text, anchor)
+
+    def _restore(self, journal: Journal) -> None:
+        """Remember what the files of all frontends have, and keep the journal up to date."""
+        own = [record for record in journal.records if isinstance(record, SavedAnchor)]
+        self._numbers = count(max((record.number for record in own), default=0) + 1)
+        self._replay(own, is_own=True)
+        for records in journal.read_others():
+            self._replay([record for record in records if isinstance(record, SavedAnchor)], is_own=False)
+        self._forget_excess()
+        journal.rewrites.append(self._all_saved)
+
+    def _replay(self, records: Sequence[SavedAnchor], *, is_own: bool) -> None:
+        """Add what one file has. Nothing may be forgotten meanwhile: texts are read from the nodes of their bases."""
+        found: dict[int, tuple[HistoryAnchor, HistoryNode]] = {}
+        last, last_text = None, ""
+        for record in records:
+            base = None if record.base is None else found.get(record.base)
+            if record.base is not None and base is None:
+                continue  # it was replaced before the file was written anew
+            before = "" if base is None else last_text if record.base == last else base[1].whole_text()
+            text = before + record.text.decode("utf-8", "surrogatepass")
+            place = record.owner, record.namespace.decode("utf-8", "surrogatepass")
+            ids = self._tokens.shared(unpack(record.ids))
+            kind = {"is_generated": record.is_generated, "is_divided": record.is_divided}
+            if is_own:
+                anchor = self._tree(place[0]).add(place[1], text, None if base is None else base[0], ids, **kind)
+                anchor.number = record.number
+            else:
+                anchor = self._add(place, text, None if base is None else base[0], ids, **kind)
+            assert anchor.node is not None
+            found[record.number] = anchor, anchor.node
+            last, last_text = record.number, text
 
     async def _rest(
         self, segments: Sequence[PromptSegment], text: str, at: int, last: int, bound: TokenLimit | None
@@ -149,8 +237,9 @@ class ExactHistory:
             ids += more[more.index(last) + 1 :] if is_after else more
         return ids
 
-    def _known_part(self, tree: HistoryTree, namespace: str, text: str) -> HistoryAnchor | None:
+    def _known_part(self, owner: str, namespace: str, text: str) -> HistoryAnchor | None:
         """Return the anchor at the end of the longest remembered beginning of `text` that the ids can be cut after."""
+        tree = self._tree(owner)
         found = tree.longest(namespace, text)
         if found is None:
             return None
@@ -165,12 +254,13 @@ class ExactHistory:
                 return anchor
             elif anchor.start < num and (cut := self._last_cut(anchor, text, num)) is not None:
                 num_ids, end = cut
-                return tree.add(namespace, text[:end], anchor.base, anchor.ids[:num_ids], is_generated=True)
+                return self._add((owner, namespace), text[:end], anchor.base, anchor.ids[:num_ids], is_generated=True)
         return None
 
-    def _whole_part(self, tree: HistoryTree, namespace: str, text: str) -> HistoryAnchor | None:
+    def _whole_part(self, place: tuple[str, str], text: str) -> HistoryAnchor | None:
         """Return the anchor at the end of `text`, which generated ids will follow; None if its ids do not end there."""
-        found = tree.longest(namespace, text)
+        owner, namespace = place
+        found = self._tree(owner).longest(namespace, text)
         if found is None or found[1] < len(text):
             return None
         for anchor in found[0].chain():
@@ -181,7 +271,7 @@ class ExactHistory:
                 if num is None:
                     return None
                 ids = anchor.ids[:num]
-                return tree.add(namespace, text, anchor.base, ids, is_generated=anchor.is_generated)
+                return self._add(place, text, anchor.base, ids, is_generated=anchor.is_generated)
         return None
 
     def _last_cut(self, anchor: HistoryAnchor, text: str, num: int) -> tuple[int, int] | None:
@@ -194,8 +284,9 @@ class ExactHistory:
                 return index + 1, end
         return None
 
-    def _add_prompt(self, tree: HistoryTree, conversation: EncodedPrompt) -> HistoryAnchor | None:
+    def _add_prompt(self, conversation: EncodedPrompt) -> HistoryAnchor | None:
         """Remember the part of a prompt that was not known, divided at special tokens."""
+        place = conversation.owner, conversation.namespace
         anchor, num_known = conversation.anchor, conversation.num_known
         if anchor is not None and not anchor.is_live:
             anchor, num_known = None, 0
@@ -207,8 +298,8 @@ class ExactHistory:
         least = max(MIN_PIECE, len(tokens) // MAX_PIECES)
         for index, at in self._tokens.special_cuts(conversation.text[start:], tokens):
             if index - first >= least:
-                anchor = tree.add(
-                    conversation.namespace,
+                anchor = self._add(
+                    place,
                     conversation.text[: start + at],
                     anchor,
                     self._tokens.shared(tokens[first:index]),
@@ -217,7 +308,7 @@ class ExactHistory:
                 )
                 first = index
         ids = self._tokens.shared(tokens[first:])
-        return tree.add(conversation.namespace, conversation.text, anchor, ids, is_generated=False)
+        return self._add(place, conversation.text, anchor, ids, is_generated=False)
 
 
 class TokenTextIndex:

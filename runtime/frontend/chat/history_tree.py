@@ -19,7 +19,7 @@ class HistoryAnchor:
     `is_generated`: the model generated them. `is_divided`: a special token followed them in a prompt.
     """
 
-    __slots__ = ("base", "end", "ids", "is_divided", "is_generated", "is_live", "node", "num_dependents")
+    __slots__ = ("base", "end", "ids", "is_divided", "is_generated", "is_live", "node", "num_dependents", "number")
 
     def __init__(
         self, base: HistoryAnchor | None, end: int, ids: tuple[int, ...], *, is_generated: bool, is_divided: bool
@@ -32,6 +32,7 @@ class HistoryAnchor:
         self.num_dependents = 0
         self.node: HistoryNode | None = None  # None once another anchor has its place
         self.is_live = True  # until it is forgotten
+        self.number = 0  # in the frontend's file; 0: it is not there
 
     @property
     def start(self) -> int:
@@ -56,6 +57,15 @@ class HistoryNode:
         self.children: dict[str, HistoryNode] = {}  # by first character
         self.anchor: HistoryAnchor | None = None
 
+    def whole_text(self) -> str:
+        """Return the text from the root to the end of this run."""
+        parts: list[str] = []
+        node: HistoryNode | None = self
+        while node is not None:
+            parts.append(node.text)
+            node = node.parent
+        return "".join(reversed(parts))
+
 
 class HistoryTree:
     """Texts of one owner, by namespace. `forget_oldest` removes the end of the text used least recently."""
@@ -64,6 +74,12 @@ class HistoryTree:
         self.num_bytes = 0
         self._roots: dict[str, HistoryNode] = {}
         self._leaves: OrderedDict[HistoryAnchor, str] = OrderedDict()  # without dependents, oldest first: its namespace
+
+    def leaves(self) -> Iterator[tuple[str, str, HistoryAnchor]]:
+        """Iterate over the ends of texts, the one used last at the end: namespace, text and anchor."""
+        for anchor, namespace in self._leaves.items():
+            if anchor.node is not None:
+                yield namespace, anchor.node.whole_text(), anchor
 
     def longest(self, namespace: str, text: str) -> tuple[HistoryAnchor, int] | None:
         """Return an anchor whose text begins as `text` does for the largest number of characters, and that number."""
@@ -95,7 +111,8 @@ class HistoryTree:
         node = self._node_at(namespace, text)
         if (known := node.anchor) is not None:
             if known.base is base and (known.ids == ids or not is_generated):
-                known.is_divided |= is_divided and known.ids == ids
+                if is_divided and not known.is_divided and known.ids == ids:
+                    known.is_divided, known.number = True, 0
                 self.touch(known)
                 return known
             # Texts that go on from it keep its ids.

@@ -14,6 +14,7 @@ import msgspec
 
 from ...protocol.config import ReasoningFormatName, ToolCallReading, ToolFormatName
 from ...protocol.errors import RequestError
+from ..core.journal import Journal
 from ..core.sessions import core_retention
 from ..text.encoding import completion_token_limit
 from ..text.generation import Generator, Prompt
@@ -49,15 +50,16 @@ class ChatService:
         reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto",
         trusts_templates: bool = False,
         exact_history: bool = True,
+        journal: Journal | None = None,
     ) -> None:
         """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template.
 
         `tool_calls`: "strict" wants a call in the format's own form, unless a request says otherwise.
         `trusts_templates`: requests may bring a template of their own. `exact_history`: histories are encoded with the
-        ids that were generated, unless a request has a seed or says otherwise.
+        ids that were generated, unless a request has a seed or says otherwise; `journal` keeps them over a restart.
         """
         self.generator = generator
-        self._history = ExactHistory(generator.tokenizer, generator.encoder)
+        self._history = ExactHistory(generator.tokenizer, generator.encoder, journal=journal)
         self._uses_history = exact_history
         self._tool_calls = tool_calls
         self.renderer = MessageRenderer(generator.tokenizer, RequestTemplates() if trusts_templates else None)

@@ -17,6 +17,7 @@ from ..batches.runner import BatchRunner, Endpoint
 from ..batches.store import BatchStore
 from ..chat.service import ChatService
 from ..core.frontend_peers import FrontendPeers
+from ..core.journal import open_journal
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..core.tenant import Tenant
 from ..text.generation import Generator
@@ -86,6 +87,7 @@ def create_app(
     answers = openapi.schemas_of(errors.ErrorAnswer, MessagesErrorAnswer, OllamaErrorAnswer)
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas() | answers)
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
+    journal = app.state.journal = open_journal(core_config, generator.tokenizer, peers.index)
     chat_service = ChatService(
         generator,
         tool_parser=config.tool_call_parser,
@@ -93,8 +95,9 @@ def create_app(
         reasoning_parser=config.reasoning_parser,
         trusts_templates=config.trust_request_chat_template,
         exact_history=not core_config.deterministic,
+        journal=journal,
     )
-    sessions = SessionStore(peers, generator.sessions)
+    sessions = SessionStore(peers, generator.sessions, journal=journal)
     chat, completions, embeddings, score = (
         ChatApi(chat_service),
         CompletionsApi(generator),

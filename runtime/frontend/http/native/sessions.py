@@ -12,18 +12,19 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from ....protocol.errors import RequestError
-from ....protocol.saved_state import SavedRequest, SavedSession, restore
+from ....protocol.saved_state import SavedRequest, SavedSession, SavedTurn, restore
 from ...api.bodies import Body, SessionParams, Text, example
 from ...core.frontend_peers import FrontendPeers
+from ...core.journal import Journal
 from ...core.sessions import ClientSessions
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
@@ -36,6 +37,7 @@ MAX_SESSION_TOKENS = 1 << 22  # of one frontend, in all its sessions
 IDLE_SECONDS = 3600.0
 
 SessionKey = tuple[str | None, str]  # digest of the API key, and id
+Action = Literal["open", "close", "add", "replace"]
 
 
 class OpenSessionBody(Body):
@@ -93,11 +95,11 @@ class Session:
         """
         if params.rid is None:
             if params.replace:
-                self.nodes.clear()
+                self.forget_after(None)
             return []
         node = self._node(params.rid)
         if params.replace:
-            self._forget_children(node)
+            self.forget_after(params.rid)
         tokens = node.tokens()
         if params.drop_previous_output:
             tokens = tokens[: node.num_prompt]
@@ -114,21 +116,31 @@ class Session:
 
     def save(self) -> list[SavedRequest]:
         """Return the requests in their saved form, parents first."""
-        saved = []
         rids = {id(node): rid for rid, node in self.nodes.items()}
-        for rid, node in self.nodes.items():
-            # Without a parent, or one whose id another request has taken since, it is saved whole.
-            parent = None if node.parent is None else rids.get(id(node.parent))
-            own = (0, node.tokens()) if parent is None else (node.num_kept, node.own)
-            saved.append(SavedRequest(rid, parent, *own, node.num_prompt))
-        return saved
+        return [
+            _saved(rid, node, None if node.parent is None else rids.get(id(node.parent)))
+            for rid, node in self.nodes.items()
+        ]
+
+    def saved(self, rid: str) -> SavedRequest:
+        """Return one request in its saved form."""
+        node = self.nodes[rid]
+        return _saved(rid, node, next((name for name, each in self.nodes.items() if each is node.parent), None))
 
     def add(self, request: SavedRequest) -> None:
         """Add a request in its saved form, after its parent."""
         parent = None if request.parent is None else self.nodes.get(request.parent)
+        self.nodes.pop(request.rid, None)  # of an earlier request
         self.nodes[request.rid] = SessionNode(parent, request.num_kept, request.tokens, request.num_prompt)
         if parent is not None:
             parent.children.append(request.rid)
+
+    def forget_after(self, rid: str | None) -> None:
+        """Forget the requests that came after request `rid`; None: all."""
+        if rid is None:
+            self.nodes.clear()
+        elif (node := self.nodes.get(rid)) is not None:
+            self._forget_children(node)
 
     def _node(self, rid: str) -> SessionNode:
         if rid not in self.nodes:
@@ -147,13 +159,25 @@ class SessionStore:
     """Sessions of this frontend, and access to those of the others."""
 
     def __init__(
-        self, peers: FrontendPeers, named: ClientSessions, clock: Callable[[], float] = time.monotonic
+        self,
+        peers: FrontendPeers,
+        named: ClientSessions,
+        clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
     ) -> None:
-        """`named` are the sessions that requests of all routes name, which `close` ends too."""
+        """`named` are the sessions that requests of all routes name, which `close` ends too. With a `journal`, go on
+        with its sessions from before a restart, for which the idle time begins anew."""
         self._peers = peers
         self._named = named
         self._clock = clock
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # used last at the end
+        self._journal = journal
+        if journal is not None:
+            for turn in journal.records:
+                if isinstance(turn, SavedTurn):
+                    self._replay(turn)
+            self._drop_excess()
+            journal.rewrites.append(self._all_saved)
         peers.on("session", self._asked)
 
     async def open(self, key: str | None, session_id: str | None) -> str:
@@ -162,6 +186,7 @@ class SessionStore:
         if await self._do("has", key, chosen):
             raise RequestError(f"the session {chosen!r} is open already", param="session_id")
         self._sessions[_owner(key), chosen] = Session(self._clock() + IDLE_SECONDS)
+        self._note(_owner(key), chosen, "open")
         self._drop_excess()
         return chosen
 
@@ -213,15 +238,49 @@ class SessionStore:
         match action:
             case "close":
                 del self._sessions[key, session_id]
+                self._note(key, session_id, "close")
             case "begin":
                 try:
-                    return {"tokens": session.begin(SessionParams.model_validate(value))}
+                    params = SessionParams.model_validate(value)
+                    tokens = session.begin(params)
+                    if params.replace:
+                        self._note(key, session_id, "replace", rid=params.rid)
+                    return {"tokens": tokens}
                 except RequestError as error:
                     return {"error": str(error)}
             case "record":
                 session.record(*value)
+                self._note(key, session_id, "add", session.saved(value[0]))
                 self._drop_excess()
         return True
+
+    def _note(
+        self, owner: str | None, session_id: str, action: Action, request: SavedRequest | None = None, **about: Any
+    ) -> None:
+        if self._journal is not None:
+            self._journal.note(SavedTurn(owner, session_id, action, request, **about))
+
+    def _replay(self, turn: SavedTurn) -> None:
+        """Do what happened to a session before a restart."""
+        if turn.action == "open":
+            self._sessions[turn.owner, turn.id] = Session(self._clock() + IDLE_SECONDS)
+        session = self._sessions.get((turn.owner, turn.id))
+        if session is None:
+            return
+        self._sessions.move_to_end((turn.owner, turn.id))
+        match turn.action:
+            case "close":
+                del self._sessions[turn.owner, turn.id]
+            case "add" if turn.request is not None:
+                session.add(turn.request)
+            case "replace":
+                session.forget_after(turn.rid)
+
+    def _all_saved(self) -> Iterator[SavedTurn]:
+        for (owner, name), session in self._sessions.items():
+            yield SavedTurn(owner, name, "open")
+            for request in session.save():
+                yield SavedTurn(owner, name, "add", request)
 
     def save(self) -> list[SavedSession]:
         """Return the sessions of this frontend in their saved form."""
@@ -235,9 +294,13 @@ class SessionStore:
             logger.warning("sessions of another replica were not taken: %s", error)
             return
         for saved in sessions:
-            session = self._sessions[saved.owner, saved.id] = Session(self._clock() + IDLE_SECONDS)
-            for request in saved.requests:
-                session.add(request)
+            for turn in (
+                SavedTurn(saved.owner, saved.id, "open"),
+                *(SavedTurn(saved.owner, saved.id, "add", request) for request in saved.requests),
+            ):
+                self._replay(turn)
+                if self._journal is not None:
+                    self._journal.note(turn)
         self._drop_excess()
 
     def _drop_excess(self) -> None:
@@ -245,6 +308,12 @@ class SessionStore:
         while len(self._sessions) > MAX_SESSIONS or (num_tokens > MAX_SESSION_TOKENS and len(self._sessions) > 1):
             _, session = self._sessions.popitem(last=False)
             num_tokens -= session.num_tokens
+
+
+def _saved(rid: str, node: SessionNode, parent: str | None) -> SavedRequest:
+    # Without a parent, or one whose id another request has taken since, it is saved whole.
+    own = (0, node.tokens()) if parent is None else (node.num_kept, node.own)
+    return SavedRequest(rid, parent, *own, node.num_prompt)
 
 
 def _owner(key: str | None) -> str | None:
