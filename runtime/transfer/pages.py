@@ -89,6 +89,8 @@ class CachePages:
     def read_places(self, pages: Sequence[int]) -> torch.Tensor:
         """Return pages of the tree, of either tier, as bytes [P, page_bytes] in host memory."""
         self._settle()
+        if max(pages) < self._cache.num_pages or min(pages) >= self._cache.num_pages:
+            return self._engine.read_pages(pages).flatten(1).cpu()
         found_PB = torch.empty(len(pages), self.shape.page_bytes, dtype=torch.uint8)
         for on_host in (False, True):
             own = [at for at, page in enumerate(pages) if (page >= self._cache.num_pages) == on_host]

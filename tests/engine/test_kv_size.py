@@ -13,7 +13,7 @@ import torch
 
 from ramiform.kernels import SamplingTensors
 from ramiform.runtime.engine import ForwardEngine, build_engine, kv_size
-from ramiform.runtime.engine.kv_pool import bytes_per_page
+from ramiform.runtime.engine.kv_pool import PAGE_SIZE, KvMemory, bytes_per_page
 from ramiform.runtime.engine.kv_size import (
     MemoryUse,
     available_memory,
@@ -23,6 +23,7 @@ from ramiform.runtime.engine.kv_size import (
     pages_from_memory,
 )
 from ramiform.runtime.engine.window_size import window_share
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.parallel.group import SINGLE_RANK
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
@@ -219,3 +220,20 @@ def test_one_endless_sequence_gets_its_window_and_a_step(checkpoint: Path) -> No
     # A 128th of the pages of one context would not hold the step of 1,024 tokens beside the window.
     assert share.suffices((1 << 18) // 16)
     assert share.num_window_pages((1 << 18) // 16) == 127 + 64 + 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+def test_pages_are_read_and_written_as_bytes(dtype: torch.dtype) -> None:
+    memory = KvMemory(read_config(SHIPPED_MODEL), 12, device=CPU, dtype=dtype, is_scaled=dtype == torch.int8)
+    for part in memory.parts:
+        part.view(torch.uint8).random_(256)
+    pages = [7, 2, 11]
+    found = memory.read(pages)
+    for at, page in enumerate(pages):
+        for number, part in enumerate(memory.parts):
+            own = part[:, page * PAGE_SIZE : (page + 1) * PAGE_SIZE].contiguous().view(torch.uint8)
+            assert torch.equal(found[at, number], own)
+    for part in memory.parts:
+        part.zero_()
+    memory.write(pages, found)
+    assert torch.equal(memory.read(pages), found)
