@@ -17,6 +17,11 @@ name it; `closed`, also the session's end, as `/close_session` tells it; `progra
 language tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows
 the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
 
+`--disk-pool` is the share of a disk tier besides, which has what was computed, in segments of a 32nd of it, and gives a
+request what memory has not. Reading takes no time here. Of its segments the one used last least recently goes first
+(`lru`, as runtime/disk/store.py does), the one whose sessions are least likely to return by the forecast of memory
+(`forecast`), or the one that the trace uses last (`clairvoyant`): `--disk-eviction`.
+
 `--ablate` plays `lru`, `program`, and `program` without one of its parts at a time, then the six workloads of
 bench/scheduling/workloads.py with `lru`, `program` and `program` without its order, in a quarter of the memory that
 they use.
@@ -31,12 +36,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from ramiform.bench.agents.session_disk import Disk, disk_values
 from ramiform.bench.harness import Out, percentile, report, table
 from ramiform.bench.scheduling.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, VirtualCore, quarter_of, simulate
 from ramiform.bench.scheduling.simulation import VOCABULARY as TOKENS
@@ -69,6 +75,7 @@ VOCABULARY = VocabularyInfo(2 * OUTPUTS, [b" word"] * (2 * OUTPUTS), frozenset()
 CHUNK = 512  # blocks
 POLICIES = ["lru", "lfu", "program", "clairvoyant"]
 POOLS = [0.7]
+DISK_RULES = ["lru"]
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,7 @@ class Outcome:
     job_times: list[float] = field(default_factory=list)  # seconds that a session waited for the server, in all
     num_demoted: int = 0
     num_promoted: int = 0
+    num_fetched: int = 0  # from the disk
 
     @property
     def recomputed(self) -> float:
@@ -197,11 +205,13 @@ class Replay(VirtualCore):
         hints: Hints,
         sees: bool,
         slow: float,
+        disk: Disk | None = None,
     ) -> None:
         """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
         super().__init__(config, cache, VOCABULARY)
         self._by_header = hints in ("headers", "closed") and not sees
         self._hints, self._sees, self._slow = hints, sees, slow
+        self._disk = disk
         self._fresh = count(1)
         self._asked: dict[str, tuple[Session, Turn, float]] = {}
         self._answered: set[str] = set()
@@ -231,6 +241,8 @@ class Replay(VirtualCore):
         session.next_turn += 1
         shared = session.blocks[: turn.num_shared]
         session.blocks = shared + [next(self._fresh) for _ in range(turn.num_blocks - len(shared))]
+        if self._disk is not None:
+            self._fetch(session)
         rid = f"{session.name}, {number}"
         self._asked[rid] = session, turn, self.time.now
         reused = session.turns[session.next_turn].num_shared if session.next_turn < len(session.turns) else 0
@@ -245,6 +257,17 @@ class Replay(VirtualCore):
             )
         )
 
+    def _fetch(self, session: Session) -> None:
+        """Cache what the disk has of a prompt and memory has not."""
+        assert self._disk is not None
+        blocks = session.blocks[:-1]
+        cached = self.cache.match(blocks)
+        until = self._disk.first_missing(blocks, cached)
+        if until > cached and (lease := self.cache.acquire(blocks, num_tokens=until, limit=until, counted=False)):
+            self.cache.commit(lease, blocks[:until])
+            self.cache.release(lease, blocks[:until])
+            self.outcome.num_fetched += until - cached
+
     def take(self, messages: Sequence[FromCore]) -> None:
         for message in messages:
             assert not isinstance(message, RequestFailed), message
@@ -257,6 +280,8 @@ class Replay(VirtualCore):
             if message.finish is not None:
                 del self._asked[message.rid]
                 session.waited += self.time.now - asked
+                if self._disk is not None:
+                    self._disk.use(session, session.blocks, self.time.now)
                 self.send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
                 self._go_on(session, turn)
 
@@ -319,9 +344,10 @@ def replay(
     seed: int,
     slow: float,
     without: Part | None = None,
+    disk: tuple[float, str] = (0.0, "lru"),
 ) -> Outcome:
     """Play the sessions under one policy: an eviction strategy, or `clairvoyant`. `without` a part of `program`, its
-    hints take the place of `hints`."""
+    hints take the place of `hints`. `disk` is the disk's share and how it evicts."""
     part = Part(hints, "fcfs" if policy == "lru" else "program") if without is None else without
     sessions = schedule(recorded, live, seed)
     num_blocks = live_working_set(sessions)
@@ -334,7 +360,9 @@ def replay(
         strategy=clairvoyant(sessions) if sees else policy,
         forecast=ReuseForecast(by_kind=part.by_kind, by_owner=part.by_owner),
     )
-    return Replay(sessions, config, cache, hints=part.hints, sees=sees, slow=slow).run()
+    disk_pool, rule = disk
+    tier = Disk(round(disk_pool * num_blocks), disk_values(cache)[rule]) if disk_pool else None
+    return Replay(sessions, config, cache, hints=part.hints, sees=sees, slow=slow, disk=tier).run()
 
 
 def play_workloads(size: float, seed: int) -> list[dict[str, Any]]:
@@ -360,6 +388,8 @@ def main(
     file: Annotated[Path, typer.Argument(help="recorded sessions", exists=True, dir_okay=False)],
     pool: Annotated[list[float], typer.Option(help="the device's share of the live working set")] = POOLS,
     host_pool: Annotated[float, typer.Option(help="the host tier's share")] = 0.0,
+    disk_pool: Annotated[float, typer.Option(help="the disk's share")] = 0.0,
+    disk_eviction: Annotated[list[str], typer.Option(help="lru, forecast or clairvoyant")] = DISK_RULES,
     live: Annotated[int, typer.Option(help="sessions alive at once, on average")] = 40,
     policy: Annotated[list[str], typer.Option(help="eviction strategies, or clairvoyant")] = POLICIES,
     hints: Annotated[Hints, typer.Option(help="what the server is told")] = "program",
@@ -377,7 +407,7 @@ def main(
     runs += [("program", part) for part in PARTS.values()] if ablate else []
     names = {part: f"without {name}" for name, part in PARTS.items()}
     for share in pool:
-        for name, part in runs:
+        for (name, part), rule in product(runs, disk_eviction):
             began = time.process_time()
             settings: dict[str, Any] = {
                 "host_pool": host_pool,
@@ -386,7 +416,7 @@ def main(
                 "seed": seed,
                 "slow": slow,
             }
-            outcome = replay(recorded, name, pool=share, without=part, **settings)
+            outcome = replay(recorded, name, pool=share, without=part, disk=(disk_pool, rule), **settings)
             base = next((row for row in rows if row["pool"] == share), None)
             rows.append(
                 {
@@ -396,6 +426,7 @@ def main(
                     "of the first": 1.0 if base is None else 100 * outcome.recomputed / base["recomputed %"],
                     "demoted": outcome.num_demoted,
                     "promoted": outcome.num_promoted,
+                    **({"disk": rule, "from disk": outcome.num_fetched} if disk_pool else {}),
                     "bench s": time.process_time() - began,
                 }
             )

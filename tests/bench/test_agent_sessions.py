@@ -72,6 +72,18 @@ def test_with_memory_for_everything_nothing_is_recomputed(recorded: Any, hints: 
     assert len(outcome.job_times) == len(recorded)
 
 
+@pytest.mark.parametrize("rule", ["lru", "forecast", "clairvoyant"])
+def test_what_memory_has_not_comes_from_a_disk_that_has_room(recorded: Any, rule: str) -> None:
+    """Judge: memory alone."""
+    settings: dict[str, Any] = {"pool": 0.6, "host_pool": 0.0, "live": 8, "hints": "program", "seed": 0, "slow": 1.0}
+    alone = replay(recorded, "lru", **settings)
+    ample = replay(recorded, "lru", disk=(20.0, rule), **settings)
+    small = replay(recorded, "lru", disk=(0.5, rule), **settings)
+    assert ample.num_recomputed == 0 < small.num_recomputed < alone.num_recomputed
+    assert ample.num_fetched >= alone.num_recomputed
+    assert ample.num_reusable == alone.num_reusable
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", [0.5, 0.7])
 def test_sessions_by_headers_recompute_as_much_as_programs(recorded: Any, pool: float) -> None:
