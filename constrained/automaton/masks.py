@@ -17,7 +17,7 @@ from .duplicate_names import NO_NAMES, NamesInTokens
 from .layout import BELOW, FRAME, LEVEL, LIMITED_LEVEL, SAVED
 from .token_trie import FIRST_TOKEN
 from .vocabulary import Bits, Vocabulary
-from .walks import Configuration, Mask, MaskWalk, OutputMemory, Scratch, configuration
+from .walks import Configuration, MaskWalk, OutputMemory, Scratch, TokenMask, configuration
 
 PACKAGE = "ramiform.constrained"  # of the compiled loops; while they are postponed, Python interprets `walk_kernel`
 MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently used are evicted
@@ -41,7 +41,7 @@ class TokenWalker:
         self.own_scratch = Scratch(self._longest, automaton.tables, vocabulary)
         self._scratches: list[Scratch] = []  # of further walks at the same time, for reuse
         self._shallow_levels = LIMITED_LEVEL - self._longest
-        self._masks: OrderedDict[tuple[int, ...], Mask] = OrderedDict()
+        self._masks: OrderedDict[tuple[int, ...], TokenMask] = OrderedDict()
         self._reach: dict[tuple[int, ...], int] = {}
         self._keys: dict[int, tuple[int]] = {}
         self.may_provide = True  # False: raise NotReadyError where a state is needed
@@ -74,7 +74,7 @@ class TokenWalker:
         self._scratches.append(scratch)
 
     def without_repeated(
-        self, found: Mask, at: Configuration, memory: OutputMemory, names: NamesInTokens
+        self, found: TokenMask, at: Configuration, memory: OutputMemory, names: NamesInTokens
     ) -> NDArray[np.int32]:
         """Return a mask's bits without the tokens that repeat a name, as some may. Brings `names` up to date."""
         cells, _, history = memory
@@ -100,7 +100,7 @@ class TokenWalker:
         """Return the cache key of a configuration's mask without the stack."""
         return self._keys.get(at.state) or self._key(at.state, at.counted)
 
-    def known_mask(self, at: Configuration, cells: NDArray[np.int32]) -> Mask | None:
+    def known_mask(self, at: Configuration, cells: NDArray[np.int32]) -> TokenMask | None:
         """Return the mask from the cache if it is there. It still allows names that have come before."""
         state, top, _, counted = at
         key: tuple[int, ...] | None = self._keys.get(state)
@@ -122,7 +122,7 @@ class TokenWalker:
         """Return False near the level that limits values, and above it, where a mask depends on the level."""
         return cells.item(at.top, LEVEL) < self._shallow_levels
 
-    def is_steady(self, mask: Mask, at: Configuration) -> bool:
+    def is_steady(self, mask: TokenMask, at: Configuration) -> bool:
         """Return True if the mask holds wherever this state is entered again above the same cell of the stack."""
         return mask.is_cached and not mask.may_repeat and at.state in self._keys and not self.automaton.gates
 
@@ -142,7 +142,7 @@ class TokenWalker:
                 left = at._replace(state=like)
                 mask = self.known_mask(left, memory.cells) or self.compute(left, memory, scratch)
                 if self.key(left) in self._reach:
-                    return MaskWalk(key, at, memory, scratch, plain.others, (mask.bits, mask.address), mask)
+                    return MaskWalk(key, at, memory, scratch, plain.others, mask)
                 self._guarded.add(like)
             if is_far or not like:  # near a bound, given texts may go on where others may not
                 trie = plain.tails if flags & LOOPS and is_far else plain.others
@@ -169,15 +169,15 @@ class TokenWalker:
         if place is not None:
             self.vocabulary.in_strings.keep(*place, (walk.bits, walk.address))
         else:
-            self._keep(own_key, Mask(walk.bits, walk.address, may_repeat=False, reach=0, is_cached=True))
+            self._keep(own_key, TokenMask(walk.bits, walk.address, may_repeat=False, reach=0, is_cached=True))
         return walk.bits, walk.address
 
-    def compute(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> Mask:
+    def compute(self, at: Configuration, memory: OutputMemory, scratch: Scratch) -> TokenMask:
         """Compute a mask that is not in the cache, and cache it."""
         walk = self.begin(at, memory, scratch)
         return self.finish(walk, *self._run(walk))
 
-    def finish(self, walk: MaskWalk, status: int, depth: int) -> Mask:
+    def finish(self, walk: MaskWalk, status: int, depth: int) -> TokenMask:
         """Complete the mask of a walk that stopped so, and cache it."""
         at, memory, context = walk.at, walk.memory, walk.scratch.context
         guarded = False
@@ -206,13 +206,13 @@ class TokenWalker:
             if (gate := self.automaton.gates.get(at.state)) is not None:
                 bits |= gate.allowed_tokens()
         if guarded or not self._is_shallow(at, memory.cells):
-            return Mask(bits, walk.address, may_repeat, reach, is_cached=False)
+            return TokenMask(bits, walk.address, may_repeat, reach, is_cached=False)
         reach = self._reach[key] = max(reach, self._reach.get(key, 0))
-        mask = Mask(bits, walk.address, may_repeat, reach, is_cached=True)
+        mask = TokenMask(bits, walk.address, may_repeat, reach, is_cached=True)
         self._keep(key + self._frames(memory.cells, at.top, reach), mask)
         return mask
 
-    def _keep(self, key: tuple[int, ...], mask: Mask) -> None:
+    def _keep(self, key: tuple[int, ...], mask: TokenMask) -> None:
         self._masks[key] = mask
         if len(self._masks) > self._max_masks:
             self._masks.popitem(last=False)

@@ -22,7 +22,7 @@ from .layout import NUM_CELL_COLUMNS
 from .masks import NotReadyError, TokenWalker
 from .token_trie import address_of
 from .vocabulary import Vocabulary
-from .walks import Configuration, KnownMask, Mask, MaskWalk, OutputMemory
+from .walks import Configuration, KnownMask, MaskWalk, OutputMemory, TokenMask
 
 T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
@@ -197,7 +197,7 @@ class Matcher:
             self._grammar.renew_if_large()
         return found
 
-    def _without_repeated(self, mask: Mask, at: Configuration) -> KnownMask:
+    def _without_repeated(self, mask: TokenMask, at: Configuration) -> KnownMask:
         bits = self._walker.without_repeated(mask, at, self._memory, self._names) if mask.may_repeat else mask.bits
         return KnownMask(self._at, bits, self._walker.is_steady(mask, at))
 

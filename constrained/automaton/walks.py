@@ -41,7 +41,7 @@ class OutputMemory(NamedTuple):
     history: bytearray
 
 
-class Mask:
+class TokenMask:
     """The tokens that are allowed in a configuration, as bits that are not changed any more, and their address.
 
     `may_repeat`: some may write the name of a member again. The mask depends on the topmost `reach` frames.
@@ -68,7 +68,8 @@ class KnownMask(NamedTuple):
 class MaskWalk:
     """A mask in the making, and its walk: it begins with the bits `base`, and adds those of the trie's allowed tokens.
 
-    If it begins with the mask `like`, the tokens whose first byte has an edge in the first state are decided again.
+    If that is the mask of another state (`like`), the tokens whose first byte has an edge in the first state are
+    decided again.
     `tokens_of` says which tokens it considers, as `layout` lists.
     """
 
@@ -81,13 +82,14 @@ class MaskWalk:
         memory: OutputMemory,
         scratch: Scratch,
         trie: TokenTrie,
-        base: Bits | None = None,
-        like: Mask | None = None,
+        base: Bits | TokenMask | None = None,
         tokens_of: int = layout.EVERY_TOKEN,
     ) -> None:
         self.key, self.at, self.memory, self.scratch = key, at, memory, scratch
-        self.trie, self.base, self.like = trie, base, like
-        self.tokens_of = tokens_of if like is None else layout.ONLY_EDGES
+        self.trie = trie
+        self.like = base if isinstance(base, TokenMask) else None
+        self.base = (base.bits, base.address) if isinstance(base, TokenMask) else base
+        self.tokens_of = tokens_of if self.like is None else layout.ONLY_EDGES
         self.bits, self.address = scratch.vocabulary.new_bits()
 
     def arguments(self, depth: int = -1) -> tuple[int, ...]:
