@@ -250,7 +250,7 @@ class ObjectContext:
     def _make_member(self, alive: int, name: NameClass, seen: int) -> MemberGoal:
         if alive and self.plain and self.sole_result is not None:  # so the goal of the part is all
             goal = self.names.goal(self.parts[0], name)
-            open_goals = () if isinstance(goal, bool) else ((goal, 1),)
+            open_goals: OpenGoals = () if isinstance(goal, bool) else ((goal, 1),)
             return MemberGoal(goal, (), int(goal is True), open_goals, self.compiler.satisfiable(goal), {goal: True})
         certain, open_goals = self.alive_goals(alive, name)
         need = self.need(certain, open_goals, name, seen)
