@@ -37,7 +37,8 @@ from .constraint import (
 from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
 from .grammar.json_string import string_grammar
-from .grammar.lark import lark_grammar
+from .grammar.lark import is_of_llguidance, lark_grammar
+from .grammar.llguidance.rules import lexed_grammar
 from .grammar.states import grammar_start
 from .grammar.substring import quote_start
 from .regex.charset import has_surrogates
@@ -50,6 +51,7 @@ from .schema.strings.string_parts import StringPart
 from .schema.strings.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
 from .tags.formats import GrammarFormat
+from .tags.lexed import lexed_start
 from .tags.spec import read_tags
 
 _warming = Lock()
@@ -86,9 +88,12 @@ def _start_of(
             document = checked_document({"type": "object"})
             return partial(schema_start, document, whitespace, order, SchemaOptions())
         case Grammar(text=text, syntax=syntax, start=rule):
+            # Of llguidance's %json: objects are open as there, and every number ends.
+            style = SchemaStyle(whitespace, order, SchemaOptions("schema", "digits", 20))
+            if syntax == "lark" and is_of_llguidance(text):
+                return partial(lexed_start, lexed_grammar(text, rule or "start"), style, vocabulary)
             rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
             if rules.has_tokens:
-                style = SchemaStyle(whitespace, order, SchemaOptions())  # of no schema: a grammar has none
                 return partial(tags_start, GrammarFormat(text, None, rule or "root"), style, vocabulary)
             return partial(grammar_start, rules)
         case JsonString():

@@ -24,6 +24,7 @@ from ..constraint import (
 )
 from ..errors import GrammarError
 from ..grammar.ambiguity import TerminalReport, ambiguous_terminals
+from ..grammar.lark import is_of_llguidance
 from ..schema.compile import pattern_pointer
 from ..schema.document import Document, read_schema
 from .keywords import KeywordUse, keyword_uses, refusals
@@ -224,7 +225,7 @@ class _Explainer:
         try:
             if self._kind == "schema":
                 self._explain_schema()
-            if self._kind == "lark":
+            if self._kind == "lark" and not is_of_llguidance(self._text):
                 self._found = replace(self._found, terminals=ambiguous_terminals(self._text))
             if not self._found.refused:
                 self._explain_grammar(self._compile(self._options))

@@ -15,18 +15,7 @@ from typing import Any, NoReturn
 from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from ..regex.syntax.expression import (
-    Alt,
-    Chars,
-    Expression,
-    Look,
-    Repeat,
-    Seq,
-    TextEnd,
-    TextStart,
-    literal,
-    sequence,
-)
+from ..regex.syntax.expression import Chars, Seq, literal
 from ..regex.syntax.parser import parse_regex
 from .cfg import MAX_GRAMMAR_REPEAT, MAX_GRAMMAR_TEXT, Cfg, TokenSet
 from .lazy import begins_with_one_of
@@ -39,6 +28,7 @@ from .rule_expressions import (
     Rule,
     RuleReference,
     cfg_of_rules,
+    without_anchors,
 )
 
 _MAX_NESTING = 60
@@ -238,7 +228,7 @@ class _GbnfParser:
             self._fail(f"{name} takes {'one text, a pattern' if name == 'Regex' else 'texts'}", start)
         if name == "Regex":
             try:
-                return Pattern(_without_anchors(parse_regex(texts[0])))
+                return Pattern(without_anchors(parse_regex(texts[0])))
             except GrammarError as error:
                 self._fail(f"the pattern {texts[0]!r}: {error}", start)
         if len(texts) > _MAX_SUBSTRING:
@@ -350,25 +340,6 @@ class _GbnfParser:
             ranges.append((low, high))
         found = charset(ranges)
         return complement(found) if negated else found
-
-
-def _without_anchors(expression: Expression) -> Expression:
-    """Drop anchors at the ends of a pattern, which matches whole anyway. Raises GrammarError for those inside it."""
-    parts = list(expression.parts) if isinstance(expression, Seq) else [expression]
-    while parts and isinstance(parts[0], TextStart):
-        del parts[0]
-    while parts and isinstance(parts[-1], TextEnd):
-        del parts[-1]
-    todo: list[Expression] = [*parts]
-    while todo:
-        match todo.pop():
-            case TextStart() | TextEnd() | Look():
-                raise GrammarError("look-around, and anchors but at its ends, are not supported in Regex(...)")
-            case Seq(parts=inner) | Alt(parts=inner):
-                todo += inner
-            case Repeat(part=part):
-                todo.append(part)
-    return sequence(*parts)
 
 
 def _text(text: str) -> Chars | Seq:

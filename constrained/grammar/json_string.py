@@ -12,7 +12,7 @@ from ..regex.listed import listed_dfa
 from ..regex.subset import char_dfa
 from ..regex.syntax.parser import parse_regex
 from .cfg import Cfg, Symbol, Terminal, trimmed_cfg
-from .lark import lark_grammar
+from .lark import is_of_llguidance, lark_grammar
 
 
 def string_grammar(source: JsonString) -> Cfg:
@@ -23,6 +23,8 @@ def string_grammar(source: JsonString) -> Cfg:
         return _between(source.before, _pattern_grammar(content.pattern), source.after)
     if content.syntax != "lark":
         raise GrammarError("a grammar of a JSON string must be in Lark's syntax")
+    if is_of_llguidance(content.text):
+        raise GrammarError("a grammar of a JSON string must be in Lark's own syntax, without llguidance's additions")
     return _between(source.before, lark_grammar(content.text, content.start or "start", "json_string"), source.after)
 
 

@@ -61,17 +61,10 @@ _REWRITTEN += [
 
 _BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 
-# What llguidance adds to Lark's syntax, and what to write instead.
-_OF_LLGUIDANCE = [
-    (re.compile(r"%json\b"), "%json", "give the schema as json_schema, or in a structural tag"),
-    (re.compile(r"%regex\b"), "%regex", "write the pattern between slashes"),
-    (re.compile(r"%(?:lark|llguidance)\b"), "a nested grammar or an option", "write one grammar"),
-    (re.compile(r"\w\[\s*\w+"), "attributes of a rule", "bound texts by a structural tag"),
-    (re.compile(r"::"), "parameters of a rule", "write templates, or alternatives"),
-    (re.compile(r"<[^<>\s]+>"), "tokens in angle brackets", "write the grammar in GBNF, which has them"),
-    (_BOUNDS, "bounds in braces", "write x{2,5} or x{2}, or x~2 x* for no upper bound"),
-    (re.compile(r"&|~(?!\s*\d|~|$)"), "& and ~ of terminals", "write one pattern"),
-]
+# What llguidance adds to Lark's syntax, beside bounds in braces.
+_OF_LLGUIDANCE = re.compile(
+    r"%(?:json|regex|lark|llguidance)\b|\w\[\s*\w+|::|<[^<>\s]+>|@\w|\{\s*\d*\s*,?\s*\}|&|~(?!\s*\d|~|$)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +75,21 @@ class LarkTerminal:
     priority: int
     is_literal: bool
     chars: CharDfa
+
+
+def is_of_llguidance(text: str) -> bool:
+    """Return True if a grammar has what llguidance adds to Lark, so that Lark itself cannot read it."""
+    if text.lstrip().startswith(("%llguidance", "{")):
+        return True
+    if len(text) > MAX_GRAMMAR_TEXT or not _OF_LLGUIDANCE.search(
+        _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    ):
+        return False
+    try:
+        _read(_without_braces(text))
+    except GrammarError:
+        return True
+    return False
 
 
 def lark_grammar(text: str, start: str = "start", encoding: Encoding = "utf8") -> Cfg:
@@ -160,10 +168,8 @@ def _read(text: str) -> LarkGrammar:
         read: LarkGrammar = builder.build()
         return read
     except UnexpectedInput as error:
-        _refuse_by_name(text)
         raise GrammarError.in_pattern("not Lark's syntax", text, max(error.pos_in_stream or 0, 0)) from None
     except (LarkError, RecursionError, ValueError, AssertionError) as error:
-        _refuse_by_name(text)
         position = re.search(r"line (\d+) column (\d+)", str(error))
         reason = str(error).split("\n")[0]
         if position is None:
@@ -171,15 +177,6 @@ def _read(text: str) -> LarkGrammar:
         lines = text.splitlines(keepends=True)
         at = sum(map(len, lines[: int(position[1]) - 1])) + int(position[2]) - 1
         raise GrammarError.in_pattern(f"not a grammar: {reason}", text, at) from None
-
-
-def _refuse_by_name(text: str) -> None:
-    """Raise GrammarError for the first part of a text that Lark cannot read and that llguidance can."""
-    plain = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
-    found = [(match.start(), name, instead) for part, name, instead in _OF_LLGUIDANCE if (match := part.search(plain))]
-    if found:
-        at, name, instead = min(found)
-        raise GrammarError.in_pattern(f"{name}: llguidance's, not Lark's, and not supported; {instead}", text, at)
 
 
 @cache

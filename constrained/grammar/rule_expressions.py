@@ -13,17 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..budget import INTERPRETED, CompileBudget
+from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import length_char_dfa
-from ..regex.dfa import START, Dfa, trimmed_dfa
+from ..regex.dfa import START, Dfa, without_empty
 from ..regex.subset import char_dfa
-from ..regex.syntax.expression import EMPTY, Alt, Chars, Expression, Repeat, Seq, alternation, repeat, sequence
+from ..regex.syntax.expression import (
+    EMPTY,
+    Alt,
+    Chars,
+    Expression,
+    Look,
+    Repeat,
+    Seq,
+    TextEnd,
+    TextStart,
+    alternation,
+    repeat,
+    sequence,
+)
 from .cfg import Cfg, CfgBuilder, Symbol, Terminal, TokenSet
 from .free_text import free_text
 
 MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined
 MAX_INLINED = 40  # rules within rules
-_ANY_BYTE = Dfa(np.array([[0], [2], [0]], np.int32), np.zeros(256, np.uint8), np.array([False, False, True]))
+ANY_BYTE = Dfa(np.array([[0], [2], [0]], np.int32), np.zeros(256, np.uint8), np.array([False, False, True]))
 
 
 @dataclass(frozen=True)
@@ -194,7 +208,7 @@ class _RuleTranslator:
             case Repetition(part=part, least=least, most=most):
                 return self._builder.repeat(self._symbols(part), least, most)
             case TokenSet(tokens=tokens):
-                made = Terminal(f"token {tokens}", _ANY_BYTE, False, token=rule)
+                made = Terminal(f"token {tokens}", ANY_BYTE, False, token=rule)
                 return (self._builder.terminal(rule, lambda: made),)
             case Dispatch():
                 return self._dispatch(rule)
@@ -215,10 +229,7 @@ class _RuleTranslator:
 
     def _of_states(self, rule: Dispatch, number: int, dfa: Dfa, accepting: NDArray[np.bool_]) -> Symbol:
         """Return the terminal of the texts, but the empty one, that end in some of an automaton's states."""
-        table = np.where(dfa.table == START, dfa.num_states, dfa.table)
-        table, accepting = np.vstack([table, table[START]]).astype(np.int32), np.append(accepting, accepting[START])
-        accepting[START] = False
-        own = trimmed_dfa(table, dfa.class_of, accepting)
+        own = without_empty(Dfa(dfa.table, dfa.class_of, accepting))
         return self._builder.terminal((rule, number), lambda: Terminal(f"text {number}", own, preferred=False))
 
     def _joined(self, parts: tuple[Rule, ...]) -> list[Rule]:
@@ -266,3 +277,22 @@ def _size(expressions: list[Expression]) -> int:
         elif isinstance(expression, Repeat):
             todo.append(expression.part)
     return count
+
+
+def without_anchors(expression: Expression) -> Expression:
+    """Drop anchors at the ends of a pattern, which matches whole anyway. Raises GrammarError for those inside it."""
+    parts = list(expression.parts) if isinstance(expression, Seq) else [expression]
+    while parts and isinstance(parts[0], TextStart):
+        del parts[0]
+    while parts and isinstance(parts[-1], TextEnd):
+        del parts[-1]
+    todo: list[Expression] = [*parts]
+    while todo:
+        match todo.pop():
+            case TextStart() | TextEnd() | Look():
+                raise GrammarError("look-around, and anchors but at its ends, are not supported")
+            case Seq(parts=inner) | Alt(parts=inner):
+                todo += inner
+            case Repeat(part=part):
+                todo.append(part)
+    return sequence(*parts)

@@ -69,6 +69,14 @@ def trimmed_dfa(table: NDArray[np.int32], class_of: NDArray[np.uint8], accepting
     return Dfa(np.ascontiguousarray(columns), merged.reshape(-1)[class_of].astype(np.uint8), accepting[old_number])
 
 
+def without_empty(dfa: Dfa) -> Dfa:
+    """Accept the same texts but the empty one."""
+    table = np.where(dfa.table == START, dfa.num_states, dfa.table)
+    accepting = np.append(dfa.accepting, dfa.accepting[START])
+    accepting[START] = False
+    return trimmed_dfa(np.vstack([table, table[START]]).astype(np.int32), dfa.class_of, accepting)
+
+
 def intersect(a: Dfa, b: Dfa, budget: CompileBudget) -> Dfa:
     """Accept what both accept: the pairs of states are found breadth first. Raises GrammarError beyond the budget."""
     pairs, class_of = np.unique(np.stack([a.class_of, b.class_of]), axis=1, return_inverse=True)

@@ -30,14 +30,15 @@ def char_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
     """Compile an expression; its anchors match at the ends of the text. Raises GrammarError beyond the budget."""
     looks, rest = _leading_looks(expression)
     nfa = build_char_nfa(rest, budget)
-    found = _determinised(nfa, budget)
+    found = nfa_dfa(nfa, budget)
     for look in looks:
         ahead = char_dfa(sequence(look.part, repeat(Chars(ALL), 0, None)), budget)
         found = found.minus(ahead, budget) if look.negated else found.intersect(ahead, budget)
     return found
 
 
-def _determinised(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
+def nfa_dfa(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
+    """Determinise an automaton. Raises GrammarError beyond the budget."""
     if not nfa.lookarounds:
         return _subset_construction(nfa, budget)
     if inspects_one_character(nfa):

@@ -82,7 +82,7 @@ class _TagCompiler:
     def __init__(self, options: SchemaStyle, vocabulary: Vocabulary, automaton: Automaton) -> None:
         self.rules = CfgBuilder()
         self.leaves: list[TextLeaf | ValueLeaf | TokensLeaf] = []
-        self.values = _Values(options, automaton)
+        self.values = SchemaValues(options, automaton)
         self._options = options
         self._vocabulary = vocabulary
         self._budget = CompileBudget()
@@ -359,7 +359,7 @@ class _TagCompiler:
         return (number,)
 
 
-class _Values:
+class SchemaValues:
     """Compiles the schemas of a tag, equal ones once, and joins those that begin at one place."""
 
     def __init__(self, options: SchemaStyle, automaton: Automaton) -> None:

@@ -8,7 +8,7 @@ result says which of them it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class TextLeaf:
     labels: list[tuple[int, ...]]
     max_chars: int | None = None
     max_tokens: int | None = None
+    lazy: bool = False  # only where there is a `Lexer`
 
     @property
     def first(self) -> TextPlace:
@@ -125,14 +126,42 @@ class TagReading(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Lexer:
+    """Reads the texts that begin at one place together, up to the longest match of any of them or a lazy one's end.
+
+    `scopes[t]` is the grammar that terminal t belongs to, `around[s]` are grammar s and those around it, from inside
+    outwards. `skips[s]` is the terminal that may stand between those of grammar s.
+    """
+
+    scopes: tuple[int, ...]
+    around: Mapping[int, tuple[int, ...]]
+    skips: Mapping[int, int]
+    skips_at_start: bool
+
+    def between(self, before: Iterable[int], after: Iterable[int]) -> set[int]:
+        """Return what may stand between terminals: nothing where a grammar begins, else what the innermost skips."""
+        seconds = {self.scopes[terminal] for terminal in after}
+        found = set()
+        for first in {self.scopes[terminal] for terminal in before} if self.skips else ():
+            scope = next((scope for scope in self.around[first] if scope in seconds), None)
+            if scope is not None and scope in self.skips:
+                found.add(self.skips[scope])
+        return found
+
+
+@dataclass(frozen=True, eq=False)
 class TagRules:
-    """Compiled rules of a structural tag. `leaves[t]` reads terminal t."""
+    """Compiled rules of a structural tag. `leaves[t]` reads terminal t.
+
+    Without a `lexer` a text may end wherever its automaton accepts.
+    """
 
     sets: EarleySets
     leaves: list[TextLeaf | ValueLeaf | TokensLeaf]
     join: Callable[[tuple[ValueLeaf, ...]], OneOfValues | None]  # None: they have to be read side by side
+    lexer: Lexer | None = None
     columns: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[int]]] = field(default_factory=dict)
-    starts: dict[int, frozenset[TagReading]] = field(default_factory=dict)
+    starts: dict[tuple[int, frozenset[int]], frozenset[TagReading]] = field(default_factory=dict)
 
     @cached_property
     def has_tokens(self) -> bool:
@@ -141,11 +170,16 @@ class TagRules:
             isinstance(leaf, TokensLeaf) or getattr(leaf, "max_tokens", None) is not None for leaf in self.leaves
         )
 
-    def first_readings(self, number: int) -> frozenset[TagReading]:
-        """Return the readings that begin after an Earley set."""
-        if number not in self.starts:
+    def first_readings(self, number: int, before: frozenset[int] = frozenset()) -> frozenset[TagReading]:
+        """Return the readings that begin after an Earley set, where the terminals `before` end."""
+        key = number, before if self.lexer and self.lexer.skips else frozenset[int]()
+        if key not in self.starts:
             found = set()
-            for terminal in self.sets.expected(number):
+            terminals = self.sets.expected(number)
+            if self.lexer:
+                is_start = number == self.sets.start and self.lexer.skips_at_start
+                terminals += self.lexer.between(terminals if is_start else before, terminals)
+            for terminal in terminals:
                 leaf = self.leaves[terminal]
                 if isinstance(leaf, TextLeaf):
                     found.add(TagReading(number, leaf.first))
@@ -153,19 +187,32 @@ class TagRules:
                     found.add(TagReading(number, None, terminal, tokens=TokensPlace(leaf, leaf.max_tokens)))
                 else:
                     found.add(TagReading(number, None, terminal))
-            self.starts[number] = frozenset(found)
-        return self.starts[number]
+            self.starts[key] = frozenset(found)
+        return self.starts[key]
 
     def state(self, scans: Iterable[Scan], others: Iterable[TagReading] = ()) -> TagState:
         """Return the state where terminals end, beside readings that go on."""
-        readings, accepts, ended = set(others), False, frozenset(scans)
-        if ended:
-            number = self.sets.after(ended)
-            readings |= self.first_readings(number)
-            accepts = self.sets.accepts(number)
+        others = frozenset(others)
+        readings = set(others)
+        scans = frozenset(scans)
+        numbers, before = self._after(scans), frozenset(terminal for _, terminal in scans)
+        for number in numbers:
+            readings |= self.first_readings(number, before)
+        if self.lexer:  # the text may end behind what is read
+            numbers |= self._after(scan for group in groups_of(others) for scan in ends_of(group))
+        accepts = any(map(self.sets.accepts, numbers))
         if len(readings) > MAX_READINGS:
             raise GrammarError(f"the structural tag is too ambiguous: a text has more than {MAX_READINGS} readings")
         return TagState(self, frozenset(readings), accepts)
+
+    def _after(self, scans: Iterable[Scan]) -> set[int]:
+        """Return the Earley sets where terminals end. Behind what is skipped it is the one before it."""
+        ended = frozenset(scans)
+        skipped = {scan for scan in ended if self.lexer and scan[1] not in self.sets.expected(scan[0])}
+        found = {number for number, _ in skipped}
+        if ended - skipped:
+            found.add(self.sets.after(ended - skipped))
+        return found
 
     @property
     def start(self) -> TagState:
@@ -185,16 +232,16 @@ class TagState(TokenGate):
     def is_gate(self) -> bool:  # type: ignore[override]
         return self.rules.has_tokens and any(
             reading.tokens is not None or (reading.text is not None and reading.text.tokens_left is not None)
-            for reading in self.readings
+            for reading in self._reachable()
         )
 
     def allowed_tokens(self) -> NDArray[np.int32]:
-        masks = {reading.tokens.leaf: reading.tokens.leaf.mask for reading in self.readings if reading.tokens}
+        masks = {reading.tokens.leaf: reading.tokens.leaf.mask for reading in self._reachable() if reading.tokens}
         return np.bitwise_or.reduce([*masks.values()]) if masks else np.zeros(1, np.int32)
 
     def after_token(self, automaton: Automaton, token: int, data: bytes) -> TagState | None:
         ended, following = set(), set()
-        for reading in self.readings:
+        for reading in self._reachable():
             if reading.tokens is None or not reading.tokens.leaf.allows(token):
                 continue
             ended.add((reading.begun, reading.number))
@@ -211,8 +258,28 @@ class TagState(TokenGate):
             return whole
         return TagState(self.rules, whole.readings | by_bytes.readings, whole.accepts or by_bytes.accepts)
 
+    def _reachable(self) -> frozenset[TagReading]:
+        """Return the readings, and with a lexer those that begin where terminals may end."""
+        if not self.rules.lexer:
+            return self.readings
+        ended = [scan for group in groups_of(self.readings) for scan in ends_of(group)]
+        return self.readings | self.rules.state(ended).readings
+
+    def _before(self, byte: int) -> frozenset[TagReading]:
+        """Return the readings that read a byte. With a lexer, new ones instead of those that end before it."""
+        if not self.rules.lexer:
+            return self.readings
+        kept, ended = {reading for reading in self.readings if reading.text is None}, set[Scan]()
+        for group in groups_of(self.readings):
+            if any(text.leaf.dfa.table[text.state, text.leaf.dfa.class_of[byte]] for _, text in group):
+                kept.update(reading for reading, _ in group)
+            else:
+                ended |= ends_of(group)
+        return frozenset(kept) | (self.rules.state(ended).readings if ended else frozenset())
+
     def at_boundary(self) -> TagState | None:
-        kept = []
+        kept: list[TagReading] = []
+        ended: set[Scan] = set()
         for reading in self.readings:
             text = reading.text
             if text is None or not text.is_in_token or text.tokens_left is None:
@@ -222,6 +289,10 @@ class TagState(TokenGate):
             # Each byte may need a token, so a text that runs out of tokens inside a character could not end.
             if left and left >= text.leaf.distances[text.state]:
                 kept.append(reading._replace(text=text._replace(tokens_left=left, is_in_token=False)))
+            elif self.rules.lexer:
+                ended |= ends_of([(reading, text)])
+        if ended:
+            return self.rules.state(ended, kept)
         return TagState(self.rules, frozenset(kept), self.accepts) if kept or self.accepts else None
 
     def alike(self) -> TagState:
@@ -231,23 +302,25 @@ class TagState(TokenGate):
         """Return the state after a byte of a token, with values side by side."""
         following: set[TagReading] = set()
         ended: set[Scan] = set()
-        for reading in self.readings:
-            if reading.text is not None:
-                _advance_text(reading, byte, following, ended)
-            elif reading.tokens is None:
+        readings = self._before(byte)
+        self._advance_texts(readings, byte, following, ended)
+        for reading in readings:
+            if reading.text is None and reading.tokens is None:
                 self._advance_value(automaton, reading, byte, following, ended)
         return self.rules.state(ended, following) if following or ended else None
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        texts = [reading for reading in self.readings if reading.text is not None]
-        values = [reading for reading in self.readings if reading.text is None and reading.tokens is None]
-        places = [self._place(automaton, reading) for reading in values]
-        codes = [byte_codes(automaton, place) for place in places]
-        class_of, examples = _columns(texts, [byte_kinds(automaton, place) for place in places])
+        reachable = self._reachable()
+        texts = [reading for reading in reachable if reading.text is not None]
+        values = [reading for reading in reachable if reading.text is None and reading.tokens is None]
+        codes = {reading: byte_codes(automaton, self._place(automaton, reading)) for reading in values}
+        kinds = [byte_kinds(automaton, self._place(automaton, reading)) for reading in values]
+        class_of, examples = _columns(texts, kinds)
         actions = []
         for byte in examples:
-            alive = [reading for reading, code in zip(values, codes, strict=True) if code[byte]]
-            actions.append(self._action(automaton, texts, alive, byte))
+            readings = self._before(byte)
+            alive = [reading for reading in readings if reading in codes and codes[reading][byte]]
+            actions.append(self._action(automaton, readings, alive, byte))
         return TransitionRow({}, rest=class_row(automaton, actions, class_of), accepts=self.accepts)
 
     def _place(self, automaton: Automaton, reading: TagReading) -> int:
@@ -258,12 +331,26 @@ class TagState(TokenGate):
         assert isinstance(leaf, ValueLeaf)
         return automaton.number(leaf.start)
 
-    def _action(self, automaton: Automaton, texts: list[TagReading], values: list[TagReading], byte: int) -> int:
+    def _advance_texts(
+        self, readings: Iterable[TagReading], byte: int, following: set[TagReading], ended: set[Scan]
+    ) -> None:
+        is_lexed = self.rules.lexer is not None
+        for group in groups_of(readings):
+            moved, ends = set[TagReading](), set[Scan]()
+            lazy_ends = set[Scan]()
+            for reading, text in group:
+                _advance_text(reading, text, byte, moved, lazy_ends if text.leaf.lazy else ends, is_lexed)
+            if not is_lexed:
+                ended |= ends
+            ended |= lazy_ends
+            if not lazy_ends:
+                following |= moved
+
+    def _action(self, automaton: Automaton, readings: Iterable[TagReading], values: list[TagReading], byte: int) -> int:
         """Return the action of a byte that leads on in these values, and perhaps in texts."""
         following: set[TagReading] = set()
         ended: set[Scan] = set()
-        for reading in texts:
-            _advance_text(reading, byte, following, ended)
+        self._advance_texts(readings, byte, following, ended)
         is_alone = values and not following and not ended and byte not in _DIGITS
         if is_alone and all(reading.thread is None for reading in values):
             pushed = self._push(automaton, values)
@@ -320,9 +407,32 @@ class ValuesFrame(Frame):
         return self.rules.state(ended) if ended else None
 
 
-def _advance_text(reading: TagReading, byte: int, following: set[TagReading], ended: set[Scan]) -> None:
-    assert reading.text is not None
-    leaf, state, left, tokens_left, _ = reading.text
+TextGroup = list[tuple[TagReading, TextPlace]]
+
+
+def groups_of(readings: Iterable[TagReading]) -> Iterable[TextGroup]:
+    """Return the texts among some readings, those that begin at one place together."""
+    groups: dict[int, TextGroup] = {}
+    for reading in readings:
+        if reading.text is not None:
+            groups.setdefault(reading.begun, []).append((reading, reading.text))
+    return groups.values()
+
+
+def ends_of(group: TextGroup) -> set[Scan]:
+    """Return the terminals that may end where their texts are."""
+    return {(reading.begun, terminal) for reading, text in group for terminal in text.leaf.labels[text.state]}
+
+
+def _advance_text(
+    reading: TagReading,
+    text: TextPlace,
+    byte: int,
+    following: set[TagReading],
+    ended: set[Scan],
+    is_lexed: bool,
+) -> None:
+    leaf, state, left, tokens_left, _ = text
     now = int(leaf.dfa.table[state, leaf.dfa.class_of[byte]])
     if now == DEAD:
         return
@@ -331,7 +441,7 @@ def _advance_text(reading: TagReading, byte: int, following: set[TagReading], en
             return
         left -= 1
     ended.update((reading.begun, terminal) for terminal in leaf.labels[now])
-    if leaf.dfa.table[now].any():
+    if leaf.dfa.table[now].any() or is_lexed:
         following.add(TagReading(reading.begun, TextPlace(leaf, now, left, tokens_left, tokens_left is not None)))
 
 

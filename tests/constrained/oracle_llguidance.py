@@ -86,9 +86,12 @@ class Judge:
             if len(expected) == 1 and expected[0] != self._eos:
                 # Where the next bytes are certain it shows the canonical token only; asked one by one it knows all.
                 expected = [token for token in range(len(self._vocabulary)) if theirs.validate_tokens([token])]
-            more = set(expected) - set(allowed)
-            assert all(repeats_a_name(output + self._bytes(token)) for token in more), f"after {output!r}"
-            assert set(allowed) <= set(expected), f"after {output!r}: {self._named(allowed)}"
+            more = set(expected) - set(allowed) - {self._eos}  # which `<[*]>` holds; where it ends is compared below
+            assert all(repeats_a_name(output + self._bytes(token)) for token in more), (
+                f"after {output!r}: not {self._named(sorted(more))}"
+            )
+            less = set(allowed) - set(expected)
+            assert not less, f"after {output!r}: {self._named(sorted(less))}, beside {self._named(expected)}"
             assert ours.is_accepting() == theirs.is_accepting(), f"after {output!r}"
             token = self._draw(allowed, rng)
             if token == self._eos:

@@ -1,0 +1,1 @@
+"""Grammars in llguidance's dialect of Lark: its syntax, terminals, parameters and rules."""
