@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,8 +32,10 @@ from .frontend.text.generation import Generator
 from .frontend.text.merge import gather_or_cancel
 from .frontend.text.relevance import RelevanceModel
 from .models.checkpoint import find_checkpoint
+from .models.stored.shared_tensors import shared_tensors
 from .processes.launch import Runtime
 from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
+from .protocol.sampling import RunningRequests
 from .tokenizer import load_tokenizer
 
 MAX_IN_FLIGHT = 1024  # prompts of one call in the core; the others wait here
@@ -100,6 +102,7 @@ class Engine:
         context = zmq.asyncio.Context()
         core = CoreClient(context, serve.core_address)
         core.start()
+        self._core = core
         self._thread.closing = _closing(core, context)
         self._thread.watch(self.runtime, core)
         await core.ready()
@@ -224,6 +227,25 @@ class Engine:
     async def ascore(self, prompt: Any = None, continuations: Any = None, **fields: Any) -> dict[str, Any]:
         """Do as `score`, without blocking the event loop."""
         return await self._arun(self._scores.answer(_score_body(prompt, continuations, fields)))
+
+    def update_weights(
+        self,
+        weights: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        mode: RunningRequests = "finish",
+        version: str | None = None,
+    ) -> str:
+        """Serve other weights of the same model, all or some, and return the name of their version.
+
+        `weights` are a folder of safetensors files, one such file, or tensors by their stored names, which travel
+        through shared memory. `mode` says what becomes of running requests: "finish" first, "abort", "retract"
+        (computed again from their tokens), or "keep" (they go on with the keys and values that they have). Raises
+        RequestError, with the old weights serving, when names, shapes, types or values are not the model's.
+        """
+        if not isinstance(weights, Mapping):
+            return self._thread.run(self._core.update_weights(os.fspath(weights), mode, version))
+        with shared_tensors(weights) as path:
+            return self._thread.run(self._core.update_weights(str(path), mode, version))
 
     def shutdown(self) -> None:
         """End the runtime. Calls that still run fail with RuntimeFailed. Calling it again does nothing."""

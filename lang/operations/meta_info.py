@@ -50,6 +50,7 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
         "spec_accept_length": sequence.accept_length,
         "spec_accept_histogram": sequence.accepted_lengths,
         "output_ids": sequence.ids,
+        **sequence.version_facts,
     }
     if (timings := sequence.timings) is not None:
         meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}

@@ -97,6 +97,10 @@ class Adapters(Service):
         namespace = f"{message.namespace}{ADAPTER_MARK}{message.adapter}\0{loaded.info.digest}"
         return replace(message, adapter_number=loaded.number, namespace=namespace)
 
+    def note_weights(self, version: str) -> None:
+        """Note the version of the weights that adapters add to from now on."""
+        self._info = replace(self._info, weight_version=version)
+
     def note_answers(self, answers: Iterable[FromCore]) -> None:
         """Note which requests have ended; unloaded adapters that no request uses any more are removed."""
         if not self._numbers_in_use:

@@ -50,6 +50,7 @@ from .loop_loader import KernelSwitch, LoopLoader
 from .service import Service, Services
 from .transfers import NoTransfers, Transfers
 from .tree_view import TreeViewer
+from .weight_updates import WeightUpdates
 
 logger = logging.getLogger("ramiform.core")
 
@@ -141,6 +142,7 @@ def load_core(
     )
     services: list[Service] = [
         adapters,
+        WeightUpdates(config, engine, adapters, scheduler, is_logged=log is not None),
         NoTransfers() if transfers is None else Transfers(transfers),
         *([] if disk is None else [disk]),
         TreeViewer(cache),

@@ -21,7 +21,9 @@ from ..models.parallel.shard import shard_of
 from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
 from ..models.read_config import read_config
+from ..models.stored.changing_weights import ChangingWeights
 from ..models.stored.kv_scales import KvConstants
+from ..models.stored.weight_source import WeightSource
 from ..models.stored.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
@@ -90,6 +92,9 @@ def build_engine(
     draft = DraftBytes(0, 0) if draft_memory is None else draft_memory(resolved.whole_config, resolved.dtype)
     sizes = _page_sizes(config, resolved, draft)
     pages_by_setting(config, context_length, sizes.page)  # which may raise an error: before the weights are loaded
+    if device.type == "cpu":
+        # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
+        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
     model = _load(config, path, resolved, on_progress)
     scales = choose_scales(resolved.given_scales, config, path, model, resolved.kv_dtype, group)
     num_state_bytes = allocate_states(config, model)
@@ -119,6 +124,9 @@ def build_engine(
         kv_scales=scales,
         threads=_threads(config, resolved) if device.type == "cpu" else None,
         path=path,
+        weights=ChangingWeights(
+            path, config, resolved.whole_config, lambda weights: _load(config, path, resolved, None, weights)
+        ),
     )
 
 
@@ -205,14 +213,17 @@ def _page_sizes(config: CoreConfig, resolved: _Resolved, draft: DraftBytes) -> _
     return _PageSizes(page, whole_page, share)
 
 
-def _load(config: CoreConfig, path: Path, resolved: _Resolved, on_progress: Progress | None) -> Decoder:
-    """Load the weights of this rank's part."""
-    if resolved.device.type == "cpu":
-        # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
-        torch.set_num_threads(max(1, torch.get_num_threads() // resolved.group.shard.num_slices))
+def _load(
+    config: CoreConfig,
+    path: Path,
+    resolved: _Resolved,
+    on_progress: Progress | None,
+    source: WeightSource | None = None,
+) -> Decoder:
+    """Load the weights of this rank's part: those of the checkpoint, or of `source`."""
     ops = choose_ops(config, resolved.model_config, resolved.device)
     return load_model(
-        path,
+        source or path,
         resolved.whole_config if resolved.streaming else resolved.whole_config.within(resolved.context_length),
         device=resolved.device,
         dtype=resolved.dtype,

@@ -14,8 +14,10 @@ import torch
 from ...kernels import stored_size
 from ..models.config import ModelConfig
 from ..models.lora.peft import AdapterWeights
+from ..models.stored.changing_weights import ChangingWeights
 from ..models.stored.kv_scales import constants_digest, numbers_of
 from ..protocol.config import DEFAULT_MAX_RUNNING
+from ..protocol.errors import RequestError
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
 from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
@@ -64,11 +66,12 @@ class ForwardEngine:
         kv_scales: ChosenScales = NO_SCALES,
         threads: CpuThreads | None = None,
         path: Path | None = None,
+        weights: ChangingWeights | None = None,
     ) -> None:
-        """`path` is that of the model's files."""
+        """`path` is that of the model's files; `weights` loads others in their place."""
         model, pool, config = parts.model, parts.pool, parts.model.config
         self._runner = ModelRunner(model, pool, parts.group, parts.source, parts.graphs)
-        self._threads, self._path = threads, path
+        self._threads, self._path, self._weights = threads, path, weights
         self.adopts_constants = kv_scales.origin == MEASURED  # those of a file are pinned
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -204,6 +207,28 @@ class ForwardEngine:
     def unload_adapter(self, number: int) -> None:
         """Remove an adapter that no later plan names."""
         self._runner.model.lora.remove(number)
+
+    def prepare_weights(self, path: str) -> None:
+        """Load other weights for the same model beside those in use, which stay until `take_weights`.
+
+        `path` is a safetensors file, or a folder of them, with all of the model's tensors or some. Raises
+        RamiformError, with nothing changed, when they cannot be served.
+        """
+        if self._weights is None:
+            raise RequestError("this engine keeps the weights that it was made with", param="model_path")
+        self._weights.prepare(path, self._runner.model)
+
+    def take_weights(self) -> None:
+        """Compute with the prepared weights from the next step on. Memory, adapters and scales of keys and values
+        stay."""
+        assert self._weights is not None
+        self._runner.model = self._weights.take(self._runner.model)
+        self._runner.choose_paths()
+
+    def drop_weights(self) -> None:
+        """Forget the prepared weights, if there are any."""
+        if self._weights is not None:
+            self._weights.drop()
 
     def interrupt_when(self, is_interrupted: Callable[[], bool]) -> None:
         """Compute no further decode steps of a plan while `is_interrupted`."""

@@ -25,6 +25,7 @@ from .quantised.scheme import WeightKind, quantise_while_loading
 from .read_config import read_config
 from .size import model_size
 from .stored.layout import renaming
+from .stored.weight_source import WeightSource
 from .stored.weights import HEAD_AS_EMBEDDING, IsIgnored, Progress, load_weights, stored_head, weight_files
 
 MAX_PARAMETERS_PER_BYTE = 4  # weights of two bits
@@ -35,7 +36,7 @@ _EXPERT = re.compile(r"model\.layers\.\d+\.\w+\.experts\.(\d+)\.")
 
 
 def load_model(
-    path: Path,
+    path: Path | WeightSource,
     config: ModelConfig | None = None,
     *,
     device: torch.device,
@@ -49,9 +50,12 @@ def load_model(
 
     `config` is the checkpoint's from `read_config`, as the settings change it; None: as it is read. The weights get
     `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear layers of a dense
-    checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
+    checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`. A
+    `WeightSource` has weights in place of its directory's own.
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
+    source = path if isinstance(path, WeightSource) else None
+    path = path.folder if isinstance(path, WeightSource) else path
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = config or read_config(path)
@@ -70,7 +74,7 @@ def load_model(
         parts = checkpoint_destinations(parameters, config, group)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    _fill(path, config, parts, on_progress, stage=group.stage, shard=group.shard)
+    _fill(path, config, parts, on_progress, stage=group.stage, shard=group.shard, source=source)
     del parts  # it holds the layers' first memory, which `finish` replaces
     _finish([*parameters.linears(), *parameters.packed_vocabulary()], device)
     return Decoder(config, parameters, ops, group)
@@ -155,6 +159,7 @@ def _fill(
     *,
     stage: Stage | None,
     shard: Shard = SINGLE_RANK.shard,
+    source: WeightSource | None = None,
 ) -> None:
     """Read the weights. Tensors of other stages and of other ranks' experts are skipped; without a stage, all those
     that have no destination."""
@@ -170,7 +175,7 @@ def _fill(
         index, count = int(expert[1]), config.experts.num_experts
         return index < count and index not in shard.experts(count)
 
-    read_tensors_into(path, config, parts, ignored, on_progress)
+    read_tensors_into(path, config, parts, ignored, on_progress, source=source)
 
 
 def read_tensors_into(
@@ -180,6 +185,7 @@ def read_tensors_into(
     ignored: IsIgnored,
     on_progress: Progress | None = None,
     rename: Callable[[str], str] = str,
+    source: WeightSource | None = None,
 ) -> None:
     """Fill the destinations from a checkpoint of the model `config`; `rename` changes Llama's names of its tensors.
 
@@ -200,7 +206,7 @@ def read_tensors_into(
 
     if config.tied_embeddings and stored_head(path, config.stored) == "alone":
         own = renaming(config.stored._replace(renames=(*config.stored.renames, HEAD_AS_EMBEDDING)))
-    load_weights(path, parts, on_progress, ignored, lambda name: rename(_LAST_NAME.sub(last_name, own(name))))
+    load_weights(path, parts, on_progress, ignored, lambda name: rename(_LAST_NAME.sub(last_name, own(name))), source)
 
 
 # Names of quantised weights and of their scales: torchao's, and those of transformers' FP8 by tensor, of which AutoFP8,

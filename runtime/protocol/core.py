@@ -9,7 +9,7 @@ import msgspec
 
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
-from .sampling import LogprobParams, SamplingParams, TokenLogprob
+from .sampling import DEFAULT_VERSION, LogprobParams, SamplingParams, TokenLogprob, UpdateWeights, WeightsChanged
 from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
@@ -52,6 +52,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     is_classifier: bool = False  # the checkpoint ends in a classification head: it generates no text
     adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
+    weight_version: str = DEFAULT_VERSION  # as the last update named it
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -288,6 +289,7 @@ ToCore = (
     | MovePrefixes
     | LoadAdapter
     | UnloadAdapter
+    | UpdateWeights
 )
 
 # Core -> frontend
@@ -343,6 +345,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     num_guessed: int = 0  # with the finish: draft tokens that were verified
     timings: Timings | None = None  # with the finish, unless it was aborted
     since_first: float = 0.0  # with the timings: seconds since the first output token, waits included
+    weight_version: str = DEFAULT_VERSION  # of the weights that these ids were sampled with
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -458,6 +461,7 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     tree: TreeMessage | None = None
     tree_node: NodeContent | None = None
     moved: MovedPrefixes | None = None
+    weight_version: str | None = None
     error: ErrorInfo | None = None
 
 
@@ -473,4 +477,14 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
     error: ErrorInfo
 
 
-FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed | TakeSessions | AdaptersChanged
+FromCore = (
+    Tokens
+    | RequestFailed
+    | Answers
+    | CoreReply
+    | CoreReady
+    | CoreFailed
+    | TakeSessions
+    | AdaptersChanged
+    | WeightsChanged
+)

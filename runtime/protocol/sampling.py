@@ -444,3 +444,28 @@ _BOUNDS = tuple(
     for row in PARAMETERS.values()
     if row.minimum is not None and row.maximum is not None and row.name != "logit_bias"
 )
+
+
+# The weights that tokens are sampled with
+
+DEFAULT_VERSION = "default"  # of the weights that a model was loaded with
+
+# What becomes of running requests when the weights change: they are aborted; finish first, while others wait; lose
+# their keys and values, and go on from their tokens; or go on with all that they have.
+RunningRequests = Literal["abort", "finish", "retract", "keep"]
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
+    """Serve the weights in `path`, of the core's machine, from now on, as `version`; None: by a number. Answered by
+    `CoreReply`, with the version."""
+
+    call: int
+    path: str
+    running: RunningRequests
+    version: str | None = None
+
+
+class WeightsChanged(msgspec.Struct, frozen=True, tag="weights"):
+    """The version of the weights that serve now; to every frontend."""
+
+    version: str

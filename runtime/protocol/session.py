@@ -9,14 +9,14 @@ fails with the same error, up to a `Rollback`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from .core import CoreStats, Finish, ModelInfo, Timings
 from .decisions import DecisionAnswer, Question
 from .errors import ErrorInfo
-from .sampling import LogprobParams, SamplingParams, TokenLogprob
+from .sampling import DEFAULT_VERSION, LogprobParams, SamplingParams, TokenLogprob
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 
@@ -318,7 +318,16 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... draft tokens
     num_guessed: int = 0  # draft tokens that were verified
     timings: Timings | None = None  # None if it was aborted
+    weight_versions: list[tuple[str, int]] = []  # of weights, with the number of tokens that they sampled
     token_texts: dict[int, str] | None = None  # the text of every id that the log-probabilities name
+
+    @property
+    def version_facts(self) -> dict[str, Any]:
+        """Facts of a meta info: the version of the weights that sampled the last token, and with several the number of
+        tokens of each, in order."""
+        versions = self.weight_versions or [(DEFAULT_VERSION, 0)]
+        facts: dict[str, Any] = {"weight_version": versions[-1][0]}
+        return facts if len(versions) == 1 else {**facts, "weight_versions": versions}
 
     @property
     def accept_length(self) -> float:

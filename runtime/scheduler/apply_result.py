@@ -159,6 +159,14 @@ def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | Non
     return request.tokens[request.num_prompt + first : request.num_prompt + last], logprobs
 
 
+def settled_answer(request: Request) -> Tokens | None:
+    """Return the message with the settled tokens that the client lacks; None if there are none."""
+    if request.num_settled <= request.num_sent:
+        return None
+    ids, logprobs = _take_settled(request)
+    return _tokens_message(request, ids, None, logprobs=logprobs)
+
+
 def prompt_answer(request: Request) -> Tokens:
     """Complete answer to a request that wants no tokens."""
     logprobs: list[TokenLogprob] | None = None if request.message.logprobs is None else []
@@ -178,6 +186,7 @@ def abort_answer(request: Request) -> Tokens:
         num_passes=request.num_passes,
         accepted_lengths=request.accepted_lengths,
         num_guessed=request.num_guessed,
+        weight_version=request.weights_version,
     )
 
 
@@ -204,4 +213,5 @@ def _tokens_message(
         num_passes=request.num_passes,
         accepted_lengths=[] if finish is None else request.accepted_lengths,
         num_guessed=0 if finish is None else request.num_guessed,
+        weight_version=request.weights_version,
     )

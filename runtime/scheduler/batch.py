@@ -289,6 +289,8 @@ class Batch:
     def publish(self, request: Request, row: Row, num_computed_before: int) -> None:
         """Publish computed tokens: all of a prompt, for which others may wait; afterwards whole pages only."""
         assert request.lease is not None
+        if request.poisoned:
+            return
         num_whole = request.num_computed - request.num_computed % self._cache.page_size
         if num_computed_before < request.num_prompt or row.num_committed > 1:
             self._cache.commit(request.lease, request.tokens[: request.num_computed])
@@ -418,8 +420,9 @@ class Batch:
         """Give up the place and the pages. Computed tokens are soft-pinned until the request starts again."""
         assert request.lease is not None
         self.remove(request)
-        self._cache.commit(request.lease, request.tokens[: request.num_computed])
-        self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
+        if not request.poisoned:
+            self._cache.commit(request.lease, request.tokens[: request.num_computed])
+            self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)
 
     def _room(self, lease: Lease, position: int) -> int:

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import NamedTuple
 
+from .jump_forward import Retokenise
 from .request import Request
+from .rows.mask_preparation import Submit
 
 # Begins to fetch the prompt of a request that has arrived into the cache. None: it is computed here.
 FetchPrefix = Callable[[Request], "Future[None] | None"]
+
+
+class SchedulerCalls(NamedTuple):
+    """Functions of other parts that the scheduler calls."""
+
+    retokenise: Retokenise
+    prepare_masks: Submit | None = None  # runs slow work of a grammar in a thread; None: it is done when it is needed
+    fetch_prefix: FetchPrefix | None = None  # None: no other runtime computes prompts
 
 
 class RemotePrefixes:

@@ -13,7 +13,7 @@ from ...constrained.errors import GrammarError
 from ...radix.cache import Lease
 from ..protocol.core import BACKGROUND_PRIORITY, Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
-from ..protocol.sampling import DrawParams, TokenLogprob
+from ..protocol.sampling import DEFAULT_VERSION, DrawParams, TokenLogprob
 from .drafts.acceptance import Acceptance
 from .drafts.copies import PromptCopies
 from .drafts.lookahead import Lookahead
@@ -191,7 +191,9 @@ class Request:
     num_in_flight: int = 0  # tokens after `num_computed` that plans in flight compute
     token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
     leaving: bool = False  # ended, but plans in flight may still write its pages
-    poisoned: bool = False  # its keys and values may hold NaN or infinity: nobody may reuse them
+    poisoned: bool = False  # its keys and values may be wrong, or of several weights: nobody may reuse them
+    weights_mark: str = ""  # of the weights that compute it, in the namespace of its prefixes
+    weights_version: str = DEFAULT_VERSION  # of the weights that sample its next token
     counted: bool = False  # the counters include its prompt
     session: str | None = None  # of a request without a program: named by the client, or recognised once it has started
     session_state: int | None = None  # of a session that the client named, once the request has started
@@ -231,9 +233,8 @@ class Request:
     @property
     def namespace(self) -> str:
         """The namespace of the prefixes that it can share."""
-        if self.rope is None:
-            return self.message.namespace
-        return namespace_at(self.message.namespace, self.rope_length)
+        own = self.message.namespace + self.weights_mark
+        return own if self.rope is None else namespace_at(own, self.rope_length)
 
     @property
     def planned_end(self) -> int:

@@ -17,9 +17,10 @@ may follow a token, the request keeps its lease and sits out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -34,13 +35,13 @@ from ..protocol.core import (
     FromCore,
     Generate,
     GetStats,
-    Hold,
     Pause,
     RequestFailed,
     ToCore,
     TurnEnded,
 )
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
+from ..protocol.sampling import RunningRequests
 from .admission import Admission
 from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
 from .background import BackgroundPace
@@ -49,26 +50,18 @@ from .counters import SchedulerCounters
 from .drafts.drafting import Drafting
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
-from .jump_forward import Retokenise
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
-from .remote_prefixes import FetchPrefix, RemotePrefixes
+from .remote_prefixes import RemotePrefixes, SchedulerCalls
 from .request import Request, length_limit, make_request, program_id, session_id
 from .rope_switch import RopeSwitch
-from .rows.mask_preparation import GrammarFollowing, Submit
+from .rows.mask_preparation import GrammarFollowing
 from .rows.row_builder import build_following_row, build_row, build_sampling
+from .rows.weight_change import WeightChange
 
 __all__ = ["CacheSizes", "Scheduler", "SchedulerCalls", "VocabularyInfo", "make_cache"]
-
-
-class SchedulerCalls(NamedTuple):
-    """Functions of other parts that the scheduler calls."""
-
-    retokenise: Retokenise
-    prepare_masks: Submit | None = None  # runs slow work of a grammar in a thread; None: it is done when it is needed
-    fetch_prefix: FetchPrefix | None = None  # None: no other runtime computes prompts
 
 
 class Scheduler:
@@ -110,13 +103,13 @@ class Scheduler:
         self._waiting = Admission(
             cache, self._batch, self._programs, self._output_lengths, order, max_running=max_running
         )
+        self.weights = WeightChange(self._batch, cache)
         self._in_flight: deque[InFlightPlan] = deque()  # oldest first
         self._background = BackgroundPace()
         self._decodes = DecodesPerStep(may_repeat=continuous and cache.states is None and cache.windows is None)
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
-        self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
         self._following = GrammarFollowing(retokenise, calls.prepare_masks, self._counters)
 
@@ -124,9 +117,9 @@ class Scheduler:
     def idle(self) -> bool:
         """True if there is nothing to compute or to answer now. Requests may still wait, for their grammars or for the
         end of a pause."""
-        if self._in_flight or self._answers or self._hold == "all":
+        if self._in_flight or self._answers or not self.weights.computes:
             return not (self._in_flight or self._answers)
-        return not (self._batch or (self._waiting and self._hold == "nothing"))
+        return not (self._batch or (self._waiting and self.weights.admits))
 
     @property
     def compiling(self) -> frozenset[str]:
@@ -158,7 +151,7 @@ class Scheduler:
                 self._drafting.flush()
                 return [CoreReply(call)]
             case Pause(call=call, hold=hold):
-                self._hold = hold
+                self.weights.hold = hold
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
@@ -171,7 +164,7 @@ class Scheduler:
         assert len(self._in_flight) < 2, "at most one plan may be in flight while the next one is made"
         if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
             return None  # the next drafts depend on the tokens in flight
-        if self._hold == "all":
+        if not self.weights.computes:
             return None
         self._cache.forecast.now = now
         for request in self._remote.take(now):
@@ -191,7 +184,7 @@ class Scheduler:
             self._wait_again(request, now)
             self._output_lengths.record_retraction()
         admitted = self._waiting.admit(
-            running_shares.num_left if self._hold == "nothing" else 0, background, may_retract=may_retract
+            running_shares.num_left if self.weights.admits else 0, background, may_retract=may_retract
         )
         for request in admitted.retracted:
             self._wait_again(request, now)
@@ -267,18 +260,31 @@ class Scheduler:
         request = self._requests.get(rid)
         return 0 if request is None or request.lease is None else request.num_computed
 
+    def begin_weights(self, running: RunningRequests) -> None:
+        """Let running requests make room for other weights."""
+        self.weights.pending = running
+        if running == "abort":
+            self._answers += [self._abort(request) for request in list(self._requests.values())]
+
+    def change_weights(self, mark: str, version: str, now: float, change: Callable[[], None]) -> bool:
+        """Call `change`, after which requests go on; return False if it is too early."""
+        if self._in_flight or not self.weights.is_due:
+            return False
+        change()
+        wait_again = partial(self._wait_again, now=now)
+        self._answers += self.weights.take(mark, version, list(self._requests.values()), wait_again)
+        return True
+
     def stats(self) -> CoreStats:
-        stats = self._counters.stats(
-            self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=self._num_waiting
-        )
-        drafting = self._drafting
-        return replace(
-            stats, is_paused=self._hold != "nothing", draft_source=drafting.source, speculation=drafting.states
-        )
+        drafting, counts = self._drafting, self._drafting.counts
+        stats = self._counters.stats(self._cache, counts, num_running=len(self._batch), num_waiting=self._num_waiting)
+        is_paused = self.weights.hold != "nothing"
+        return replace(stats, is_paused=is_paused, draft_source=drafting.source, speculation=drafting.states)
 
     def _wait_again(self, request: Request, now: float) -> None:
         """Let a request wait that was retracted."""
         request.clock.wait("retracted", now)
+        self.weights.note(request)
         self._waiting.add(request)
         self._counters.num_retractions += 1
 
@@ -310,6 +316,7 @@ class Scheduler:
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
         self._num_arrived += 1
+        self.weights.note(request)
         self._requests[request.rid] = request
         self._programs.note_arrived(request)
         if message.sampling.constraint is not None:
@@ -377,7 +384,8 @@ class Scheduler:
         """End a request whose output is complete. What it computed stays cached."""
         assert request.lease is not None
         self._output_lengths.record(request.num_output)
-        self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        if not request.poisoned:
+            self._cache.commit(request.lease, request.tokens[: request.num_computed])
         self._programs.update_soft_pins(request)
         self._end(request)
 

@@ -47,6 +47,7 @@ def answer(
         sequence = sample.generated.sequence
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
         meta["e2e_latency"] = sequence.seconds
+        meta |= sequence.version_facts
         meta["num_retractions"] = sequence.num_retractions
         meta["spec_verify_ct"] = sequence.num_passes
         meta["spec_accept_length"] = sequence.accept_length

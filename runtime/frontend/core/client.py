@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import zmq
@@ -48,6 +49,7 @@ from ...protocol.core import (
 )
 from ...protocol.errors import ErrorInfo, RequestError, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
+from ...protocol.sampling import RunningRequests, UpdateWeights, WeightsChanged
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .loop_socket import LoopSocket
 from .request_metrics import RequestMetrics, RequestObserver
@@ -255,6 +257,13 @@ class CoreClient:
         """Unload an adapter; running requests finish with it. Raises RequestError when there is none."""
         await self._call(UnloadAdapter(next(self._calls), name))
 
+    async def update_weights(self, path: str, running: RunningRequests, version: str | None) -> str:
+        """Serve the weights in `path` once running requests have made room; return their version. Raises
+        RequestError, with the old weights serving, when they cannot be served."""
+        made = (await self._call(UpdateWeights(next(self._calls), path, running, version))).weight_version
+        assert made is not None
+        return made
+
     @property
     def num_live(self) -> int:
         """The number of requests whose last token has not come."""
@@ -285,7 +294,15 @@ class CoreClient:
 
     async def _call(
         self,
-        message: FlushCache | Pause | GetStats | GetTree | GetTreeNode | MovePrefixes | LoadAdapter | UnloadAdapter,
+        message: FlushCache
+        | Pause
+        | GetStats
+        | GetTree
+        | GetTreeNode
+        | MovePrefixes
+        | LoadAdapter
+        | UnloadAdapter
+        | UpdateWeights,
     ) -> CoreReply:
         self._check_alive()
         future = self._replies[message.call] = asyncio.get_running_loop().create_future()
@@ -312,6 +329,13 @@ class CoreClient:
             logger.exception("the link to the core broke")
             self.fail(ErrorInfo.of(RuntimeFailed(f"the link to the core broke: {error}")))
 
+    def _replace_info(self, **facts: Any) -> None:
+        """Replace facts of the model, once they are known at all."""
+        if self._ready.done() and self._ready.exception() is None:
+            info = msgspec.structs.replace(self._ready.result(), **facts)
+            self._ready = self._loop.create_future()
+            self._ready.set_result(info)
+
     def _handle(self, message: FromCore) -> None:
         match message:
             case Tokens(rid=rid, finish=finish):
@@ -335,9 +359,8 @@ class CoreClient:
             case CoreFailed(error=error):
                 self.fail(error)
             case AdaptersChanged(adapters=adapters):
-                if self._ready.done() and self._ready.exception() is None:
-                    info = msgspec.structs.replace(self._ready.result(), adapters=adapters)
-                    self._ready = self._loop.create_future()
-                    self._ready.set_result(info)
+                self._replace_info(adapters=adapters)
+            case WeightsChanged(version=version):
+                self._replace_info(weight_version=version)
             case TakeSessions(data=data):
                 self.on_sessions(data)

@@ -45,6 +45,7 @@ from .native.parsing import ParsingApi
 from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
 from .native.sessions import SessionsApi, SessionStore
+from .native.weights import WeightsApi
 from .ollama.models import OllamaModelsApi
 from .ollama.routes import OllamaApi, OllamaErrorAnswer
 from .openai.batches import BatchesApi
@@ -123,6 +124,7 @@ def create_app(
         AdminApi(generator, config.client_address),
         AdaptersApi(generator.core),
         PauseApi(generator.core, peers),
+        WeightsApi(generator.core),
         DrainApi(generator.core, peers, sessions, config.drain_seconds),
         ParsingApi(chat_service),
         TokenizationApi(generator, chat_service.renderer),

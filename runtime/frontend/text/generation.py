@@ -82,6 +82,7 @@ class SampleStream:
     ) -> None:
         self.output_ids: list[int] = []  # so far, including the stop token
         self.num_cached = 0
+        self.weight_versions: list[tuple[str, int]] = []  # of weights, with the number of tokens that they sampled
         self.logprobs: list[TokenLogprob] | None = None if prompt.options.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.generated: FinishedSample | None = None  # None until the last piece
@@ -164,6 +165,7 @@ class SampleStream:
 
     def _take(self, tokens: Tokens) -> Piece:
         self.output_ids += tokens.ids
+        self._note_version(tokens.weight_version, len(tokens.ids))
         if self.output_ids and (self.first_at is None or tokens.timings is not None):
             came = max(self._began, time.monotonic() - tokens.since_first)  # an output in bulk comes with its end
             self.first_at = came if self.first_at is None else min(self.first_at, came)
@@ -185,6 +187,14 @@ class SampleStream:
         start, self._num_ids_given = self._num_ids_given, num_ids
         logprobs = None if self.logprobs is None else self.logprobs[start:num_ids]
         return Piece(text, self.output_ids[start:num_ids], logprobs)
+
+    def _note_version(self, version: str, num_tokens: int) -> None:
+        """Count tokens that weights of a version sampled."""
+        last, count = self.weight_versions[-1] if self.weight_versions else (version, 0)
+        if last == version:
+            self.weight_versions[-1:] = [(version, count + num_tokens)]
+        elif num_tokens:
+            self.weight_versions.append((version, num_tokens))
 
     def _forget(self) -> None:
         """Remove the output from those that can be aborted by name."""
@@ -226,6 +236,7 @@ class SampleStream:
             accepted_lengths=last.accepted_lengths,
             num_guessed=last.num_guessed,
             timings=last.timings,
+            weight_versions=self.weight_versions,
         )
         return FinishedSample(sequence, self.output_ids, leftover)
 

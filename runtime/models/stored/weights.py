@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import CheckpointError
 from ..linear import Destination
 from .layout import StoredLayout, fused_scales, is_attention_scale, renaming
+from .weight_source import OverlaidTensors, WeightSource
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
@@ -102,22 +103,25 @@ def load_weights(
     on_progress: Progress | None = None,
     ignored: IsIgnored = refuse_all,
     rename: Callable[[str], str] = str,
+    source: WeightSource | None = None,
 ) -> None:
     """Fill every destination from the checkpoint in directory `path`, converting to its dtype.
 
     `rename` turns a stored name into that of its destination. Tensors without a destination are an error, except those
-    that `ignored` accepts by their new name. Raises CheckpointError,
-    naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is missing, unexpected, of another
-    shape or not floating point.
+    that `ignored` accepts by their new name. `source`, if given, is read in place of the directory's files. Raises
+    CheckpointError, naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is missing,
+    unexpected, of another shape or not floating point.
     """
-    files = weight_files(path)
+    files = weight_files(path) if source is None else source.files
+    replaced: Mapping[str, torch.Tensor] = {} if source is None else source.replaced
     total = sum(file.stat().st_size for file in files)
     missing = dict(parts)
     finished = 0
     for file in files:
         done = finished
         try:
-            with safe_open(file, framework="pt") as tensors:
+            with safe_open(file, framework="pt") as stored_tensors:
+                tensors = OverlaidTensors(stored_tensors, replaced) if replaced else stored_tensors
                 for stored in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
                     name = rename(stored)
                     if name not in parts and ignored(name):
@@ -138,7 +142,7 @@ def load_weights(
 
 def _copy(
     file: Path,
-    tensors: safe_open,
+    tensors: safe_open | OverlaidTensors,
     stored_name: str,
     name: str,
     missing: dict[str, Destination],

@@ -1,0 +1,104 @@
+"""Weights that change while the model serves: new ones are loaded beside the old, checked, packed, and then taken.
+
+Until they are taken the old weights compute, so an update that is refused changes nothing. Memory holds both meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from .... import loops
+from ...protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ...protocol.errors import RequestError
+from ..config import ModelConfig
+from ..decoder import Decoder
+from ..errors import CheckpointError
+from ..gguf.file import is_gguf
+from ..read_config import read_config
+from .layout import renaming
+from .weight_source import WeightSource
+from .weights import EMBEDDING, HEAD, weight_files
+
+
+class ChangingWeights:
+    """The weights of one rank's part of a model: where they came from, and those that are to follow."""
+
+    def __init__(
+        self, path: Path, config: CoreConfig, model: ModelConfig, load: Callable[[WeightSource], Decoder]
+    ) -> None:
+        """`path` is the served checkpoint's; `load` loads the rank's part of its model from a source."""
+        self._path, self._config, self._model, self._load = path, config, model, load
+        self._source: WeightSource | None = None  # None: the served checkpoint, which no update followed
+        self._next: tuple[WeightSource, Decoder] | None = None
+        self._began: WeightSource | None = None
+        if self._refusal() is None:
+            self._began = WeightSource.of(path, weight_files(path))
+            self._stored = read_config(path, config.model_impl)
+
+    def prepare(self, path: str, current: Decoder) -> None:
+        """Load the weights in `path`. Raises RamiformError when they cannot take the place of the current ones."""
+        self.drop()
+        if (refusal := self._refusal(current)) is not None:
+            raise RequestError(f"weights cannot be changed: {refusal}", param="model_path", code="not_supported")
+        given = Path(path).expanduser()
+        try:
+            is_file = given.suffix == ".safetensors" and given.is_file()
+            files = [given] if is_file else weight_files(given)
+            source = self._source or self._began
+            assert source is not None
+            updated = source.updated(files, self._tied_names(source), may_stay=not is_file)
+            if not updated.replaced:
+                self._check_config(given)
+            self._next = updated, self._load(updated)
+        except CheckpointError as error:
+            raise RequestError(f"the weights that are served stay: {error}", param="model_path") from None
+        except MemoryError:
+            raise RequestError(
+                "no memory is left for the new weights beside the old ones", param="model_path"
+            ) from None
+
+    def take(self, current: Decoder) -> Decoder:
+        """Return the prepared model, with the memory and the adapters of the one that it follows."""
+        assert self._next is not None, "prepare comes first"
+        (self._source, model), self._next = self._next, None
+        model.states, model.lora = current.states, current.lora
+        if model.ops.name == "plain-cpu" and loops.ready("ramiform.kernels"):
+            model.use_loops()  # they came while the new weights waited
+        return model
+
+    def drop(self) -> None:
+        """Forget what was prepared."""
+        self._next = None
+
+    def _refusal(self, current: Decoder | None = None) -> str | None:
+        """Return why this model keeps its weights; None: they can be changed."""
+        if is_gguf(self._path):
+            return "a GGUF file's blocks are no tensors of a trainer; serve the safetensors checkpoint"
+        if not self._model.is_native:
+            return f"transformers computes {self._model.architecture}"
+        if self._model.classifies:
+            return "the checkpoint ends in a classification head"
+        if self._config.speculative in SOURCES_ON_DEVICE:
+            return f"the drafts of speculative {self._config.speculative} are made with them; use ngram, suffix or off"
+        if current is not None and current.device.type != "cpu":
+            return f"on {current.device} the captured steps would keep the old ones; on a CPU they can"
+        return None
+
+    def _tied_names(self, source: WeightSource) -> tuple[str, str] | None:
+        """Return the stored names of embedding and head, if one matrix is both."""
+        if not self._model.tied_embeddings:
+            return None
+        rename = renaming(self._model.stored)
+        embedding = next((name for name in source.names if rename(name) == EMBEDDING), EMBEDDING)
+        return embedding, HEAD
+
+    def _check_config(self, path: Path) -> None:
+        """Raise CheckpointError when the config beside a whole model's weights describes another model."""
+        if not (path / "config.json").is_file():
+            return
+        own, other = self._stored, read_config(path, self._config.model_impl)
+        if own != other:
+            names = [field.name for field in fields(own) if getattr(own, field.name) != getattr(other, field.name)]
+            raise CheckpointError(path / "config.json", f"describes another model than the served one: {names[0]}")
