@@ -35,10 +35,10 @@ from .constraint import (
     WhitespacePolicy,
 )
 from .errors import GrammarError
+from .grammar.extended_lark.rules import lexed_grammar
 from .grammar.gbnf import gbnf_grammar
 from .grammar.json_string import string_grammar
 from .grammar.lark import is_of_llguidance, lark_grammar
-from .grammar.llguidance.rules import lexed_grammar
 from .grammar.states import grammar_start
 from .grammar.substring import quote_start
 from .regex.charset import has_surrogates

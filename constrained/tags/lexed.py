@@ -12,8 +12,8 @@ from ..automaton.automaton import Automaton
 from ..automaton.vocabulary import Vocabulary, bitmask
 from ..errors import GrammarError
 from ..grammar.earley import EarleySets
-from ..grammar.llguidance.rules import LexedGrammar, LexedText, LocatedTerminal
-from ..grammar.llguidance.syntax import LarkJson, TokenRanges
+from ..grammar.extended_lark.rules import LexedGrammar, LexedText, LocatedTerminal
+from ..grammar.extended_lark.syntax import LarkJson, TokenRanges
 from .build import SchemaStyle, SchemaValues
 from .formats import SchemaFormat
 from .states import Lexer, TagRules, TagState, TextLeaf, TokensLeaf, ValueLeaf
