@@ -42,6 +42,7 @@ def test_a_prompt_is_continued() -> None:
                     "prompt_tokens": len(prompt),
                     "completion_tokens": len(FINE) + 1,
                     "cached_tokens": len(prompt) // 2,
+                    "weight_version": "default",
                     "num_retractions": 0,
                     "spec_verify_ct": 0,
                     "spec_accept_length": 0.0,
