@@ -59,7 +59,8 @@ def load_model(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = config or read_config(path)
-    _check_size(path, config)
+    if source is None:  # whose tensors are those of a model that was checked
+        _check_size(path, config)
     if not config.is_native:
         from .transformers_backend.decoder import load_transformers_model
 
