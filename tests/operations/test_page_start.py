@@ -77,12 +77,15 @@ def _listens(path: Path) -> bool:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("stdout", ["/dev/full", None])
+@pytest.mark.parametrize("stdout", ["/dev/full", "a pipe that nobody reads", None])
 def test_a_server_starts_where_nothing_can_be_printed(stdout: str | None, tmp_path: Path) -> None:
     path = tmp_path / "s"
-    place = f">{stdout}" if stdout else ">&-"
+    unread, pipe = os.pipe()
+    os.close(unread)
+    place = ">&-" if stdout is None else f">{stdout}" if stdout == "/dev/full" else ""
     command = f'exec "{RAMIFORM}" serve --num-pages 512 --uds {path} {place}'
-    with subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(["sh", "-c", command], stdout=pipe, stderr=subprocess.PIPE, text=True) as server:
+        os.close(pipe)
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=120) as client:
             while not _listens(path) or client.get("/health").status_code != 200:
