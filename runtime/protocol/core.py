@@ -275,22 +275,11 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     name: str
 
 
-ToCore = (
-    Attach
-    | Generate
-    | EndStates
-    | TurnEnded
-    | Abort
-    | FlushCache
-    | Pause
-    | GetStats
-    | GetTree
-    | GetTreeNode
-    | MovePrefixes
-    | LoadAdapter
-    | UnloadAdapter
-    | UpdateWeights
+# Messages that `CoreReply` answers.
+CoreCall = (
+    FlushCache | Pause | GetStats | GetTree | GetTreeNode | MovePrefixes | LoadAdapter | UnloadAdapter | UpdateWeights
 )
+ToCore = Attach | Generate | EndStates | TurnEnded | Abort | CoreCall
 
 # Core -> frontend
 

@@ -58,8 +58,8 @@ class SavedAnchor(msgspec.Struct, frozen=True, tag="anchor"):
 
 
 class SavedTurn(msgspec.Struct, frozen=True, tag="turn"):
-    """What happened to a session: it was opened or closed, got `request`, or gave up what came after request `rid`, or
-    all where that is None."""
+    """Records a change of a session: it was opened or closed, got `request`, or gave up what came after request `rid`,
+    or all where that is None."""
 
     owner: str | None  # a digest of the API key
     id: str

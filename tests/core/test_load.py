@@ -1,4 +1,4 @@
-"""What a core makes of its tokenizer when it is loaded."""
+"""A core finds the ids of its tokenizer that have no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published is on the disk five seconds later, by the tier's own clock, whenever its process is killed."""
+"""Published pages are on the disk five seconds later, by the tier's own clock, whenever its process is killed."""
 
 from __future__ import annotations
 

@@ -428,5 +428,5 @@ def _common() -> LarkGrammar:
     """Return Lark's library of terminals, with those rewritten that look around themselves or are lazy."""
     text = (files("lark") / "grammars" / "common.lark").read_text()
     for name, line in _COMMON.items():
-        text = re.sub(rf"(?m)^{name}\s*:.*$", lambda _: line, text)  # noqa: B023
+        text = re.sub(rf"(?m)^{name}\s*:.*$", line.replace("\\", r"\\"), text)
     return _LarkReader(text).grammar(is_nested=False)

@@ -25,6 +25,7 @@ from ...protocol.core import (
     AdaptersChanged,
     Answers,
     Attach,
+    CoreCall,
     CoreFailed,
     CoreReady,
     CoreReply,
@@ -292,18 +293,7 @@ class CoreClient:
     async def close(self) -> None:
         self._socket.close(linger=0)
 
-    async def _call(
-        self,
-        message: FlushCache
-        | Pause
-        | GetStats
-        | GetTree
-        | GetTreeNode
-        | MovePrefixes
-        | LoadAdapter
-        | UnloadAdapter
-        | UpdateWeights,
-    ) -> CoreReply:
+    async def _call(self, message: CoreCall) -> CoreReply:
         self._check_alive()
         future = self._replies[message.call] = asyncio.get_running_loop().create_future()
         self._send(message)

@@ -1,4 +1,7 @@
-"""What llguidance adds to Lark. Judge: llguidance's masks along walks of random grammars, and its documentation."""
+"""Lark grammars with llguidance's additions allow the tokens that llguidance allows.
+
+Judge: llguidance's masks along walks of random grammars, and its documentation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a frontend remembers goes on after a restart. The judge is the same memory without one."""
+"""A frontend's memory of conversations goes on after a restart. The judge is the same memory without one."""
 
 from __future__ import annotations
 

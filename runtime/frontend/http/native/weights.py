@@ -37,7 +37,7 @@ class UpdateWeightsBody(Body):
 
     @property
     def running(self) -> RunningRequests:
-        """What becomes of running requests."""
+        """Return the mode, or that which SGLang's older field asks for."""
         return self.mode or ("abort" if self.abort_all_requests else "finish")
 
 
