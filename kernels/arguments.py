@@ -32,6 +32,7 @@ class RowSpan(NamedTuple):
     num_tokens: int
     pages: np.ndarray  # int64
     tree: Sequence[int] = ()
+    blocks: Sequence[tuple[int, int]] = ()  # places [first, end) of queries that see each other, later ones too
 
 
 class Chunk(int):

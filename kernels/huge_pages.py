@@ -6,8 +6,10 @@ cache whose pages lie apart up to a seventh.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ _HUGE_PAGE = 2 << 20  # bytes
 _MAPPING = 32 << 20  # bytes; small arrays share it
 _unused: NDArray[np.uint8] = np.empty(0, np.uint8)  # rest of a mapping
 _lock = threading.Lock()
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -42,6 +45,22 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tenso
             if fits or len(rest) > len(_unused):
                 _unused = rest
     return torch.from_numpy(memory[:size]).view(dtype).view(tuple(shape))
+
+
+def give_back(tensor: torch.Tensor) -> None:
+    """Return the memory of a contiguous tensor on the CPU to the system; what it holds is lost. It takes memory again
+    where it is written to. Does nothing where the system cannot (not Linux).
+
+    No other tensor may lie in it. The ends, which share system pages with others, stay.
+    """
+    if _LIBC is None or not tensor.nbytes:
+        return
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:
+        _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
 def _map(size: int) -> NDArray[np.uint8]:

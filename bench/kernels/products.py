@@ -1,8 +1,13 @@
 """Products on a CPU by one thread: bytes beside a plain read, operations beside the loops' own rate in the cache.
 
     python -P bench/kernels/products.py [--out FILE]
+    python -P bench/kernels/products.py --rounding [--before CHECKOUT/.venv/bin/python]
+    python -P bench/kernels/products.py --codes
 
-Everything is relative to what the same processor did in the same run.
+Everything is relative to what the same processor did in the same run. With `--rounding` products of float32 rows are
+judged by float64, torch's too: the root of the mean square of the errors over that of the results. With `--codes`
+weights of codes with scales by group are multiplied by rows of int8, by tiles where the processor has them, and wide:
+other numbers in float32 and bfloat16, which is the most that widening them could give.
 """
 
 from __future__ import annotations
@@ -10,17 +15,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
+from numpy.typing import NDArray
 
-from ramiform.bench.harness import Out, report, table, timed
+from ramiform.bench.harness import Ask, Before, Out, checkouts, report, table, timed
 from ramiform.kernels.cpu.instructions import HOST
+from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ramiform.kernels.cpu.products.matmul import multiply
-from ramiform.kernels.cpu.products.packed_matrix import PackedMatrix
+from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, PackedMatrix
+from ramiform.tests.kernels import test_block_matmul, test_integer_matmul
 
 
 def least_seconds(calls: list[Callable[[], object]], repeat: int) -> float:
@@ -98,8 +109,107 @@ def product_rows() -> Iterator[dict[str, Any]]:
             }
 
 
-def main(out: Out = None) -> None:
+WIDTHS = [(576, 1536), (896, 4864), (4864, 896)]  # inputs and outputs of layers of SmolLM2 and Qwen2-0.5B
+ROUNDS = 9
+
+
+def worker() -> Ask:
+    """Return what computes products of (stored dtype, inputs, outputs, rows), and gives microseconds, our error and
+    torch's."""
     torch.set_num_threads(1)
+
+    def measure(question: Any) -> Any:
+        stored, C, N, T = question
+        draw = torch.Generator().manual_seed(C + T)
+        w_NC = (torch.randn(N, C, generator=draw) / C**0.5).to(getattr(torch, stored))
+        x_TC = torch.randn(T, C, generator=draw)
+        exact_TN = x_TC.double() @ w_NC.double().t()
+        matrix, y_TN = PackedMatrix.of_dense(w_NC), np.empty((T, N), np.float32)
+        seconds = least_seconds([partial(multiply, matrix.descriptor, x_TC.numpy(), y_TN)], 20)
+
+        def error(got_TN: torch.Tensor) -> float:
+            return float((got_TN.double() - exact_TN).square().mean().sqrt() / exact_TN.square().mean().sqrt())
+
+        return 1e6 * seconds, error(torch.from_numpy(y_TN)), error(F.linear(x_TC, w_NC.float()))
+
+    return measure
+
+
+def rounding_rows(before: Path | None) -> Iterator[dict[str, Any]]:
+    """Measure products of float32 rows; checkouts take turns."""
+    with checkouts(__file__, before) as asks:
+        for stored, (C, N), T in product(("float32", "bfloat16"), WIDTHS, (1, 4, 12, 256)):
+            rounds = [[ask([stored, C, N, T]) for ask in asks] for _ in range(ROUNDS if T < 256 else 3)]
+            row: dict[str, Any] = {"weights": stored, "inputs": C, "outputs": N, "rows": T}
+            row["us"] = f"{median(mine[0] for mine, *_ in rounds):.0f}"
+            row |= {"error": f"{rounds[0][0][1]:.1e}", "torch's": f"{rounds[0][0][2]:.1e}"}
+            if before:
+                row["before: error"] = f"{rounds[0][1][1]:.1e}"
+                row["time over before's"] = f"{median(mine[0] / old[0] for mine, old in rounds):.2f}"
+            yield row
+
+
+def code_rows() -> Iterator[dict[str, Any]]:
+    """Measure products with weights of codes with scales by group: by rows of int8, by tiles, and wide."""
+    N, C = 1024, 2048
+    wide = [PackedMatrix.of_dense(torch.randn(N, C)), PackedMatrix.of_dense(torch.randn(N, C).bfloat16())]
+    if HOST.bfloat16_dot:
+        wide.append(PackedMatrix.of_dense(torch.randn(N, C).bfloat16(), rows=torch.bfloat16))
+    for name, T in product((*BLOCK_FORMATS, "int4", "int8"), (8, 64, 256)):
+        found = []
+        for _ in range(2):
+            if name in BLOCK_FORMATS:
+                data, w_NC = test_block_matmul.stored(name, N, C)
+                found.append(PackedMatrix.of_blocks([(name, data)]))
+            else:
+                matrix, w_NC, bias_N = test_integer_matmul.weights(name, C, 32, N)
+                found.append(matrix)
+        rounded, widened = found
+        rounded.round_alike()
+        x_TC, y_TN = torch.randn(T, C), np.empty((T, N), np.float32)
+        exact_TN = x_TC.double() @ w_NC.t()
+        if name not in BLOCK_FORMATS:
+            exact_TN += bias_N
+
+        def error(y_TN: NDArray[np.float32] = y_TN, exact_TN: torch.Tensor = exact_TN) -> str:
+            return f"{float((torch.from_numpy(y_TN).double() - exact_TN).norm() / exact_TN.norm()):.1e}"
+
+        by_tiles = 0 < widened.descriptor[TILES_FROM] <= T
+        matrices = [*wide, rounded, *([widened] if by_tiles else [])]
+        calls = [partial(multiply, matrix.descriptor, x_TC.numpy(), y_TN) for matrix in matrices]
+        rates, errors = [], []
+        for call in calls:
+            rates.append(2 * T * N * C / least_seconds([call], 5 if T < 256 else 3) / 1e9)
+            errors.append(error())
+        best, rate = max(rates[: len(wide)]), rates[len(wide)]
+        yield {
+            "weights": name,
+            "rows": T,
+            "rows of int8, GFLOP/s": rate,
+            "tiles": rates[-1] if by_tiles else "",
+            "wide": best,
+            "wide over int8": f"{best / rate:.2f}",
+            "error, int8": errors[len(wide)],
+            "error, tiles": errors[-1] if by_tiles else "",
+        }
+
+
+def main(
+    rounding: Annotated[bool, typer.Option(help="errors of products of float32 rows")] = False,
+    codes: Annotated[bool, typer.Option(help="weights of codes with scales by group")] = False,
+    before: Before = None,
+    out: Out = None,
+) -> None:
+    torch.set_num_threads(1)
+    if codes:
+        said = f"Processor time of one thread, a weight of 1,024 x 2,048, {HOST}."
+        report("Products with weights of codes", said, table(list(code_rows())), out=out)
+        return
+    if rounding:
+        report(
+            "Rounding of products of float32 rows", f"{HOST}, one thread.", table(list(rounding_rows(before))), out=out
+        )
+        return
     said = (
         f"Processor time, a weight of 4096 x 4096, {HOST}. The first row has the limits: a plain read of memory, and "
     )

@@ -6,7 +6,7 @@ RAMIFORM_CPU (`loops`) masks them down. Generators of machine code take an `Inst
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llvmlite import binding
@@ -28,7 +28,8 @@ class Instructions:
     byte_dot: ByteDot
     has_half: bool  # float16 is converted by one instruction
     byte_tables: bool = False  # bytes are looked up in tables of 128 by one instruction (VBMI)
-    emulated: bool = False  # dot instructions are written out in plain arithmetic
+    tiles: bool = False  # of bfloat16 and of bytes (AMX): their products are added by one instruction
+    emulated: bool = False  # dot instructions and tiles are written out in plain arithmetic
 
     @property
     def width(self) -> int:
@@ -53,27 +54,31 @@ EMULATED = Instructions(
     lanes=16, vectors=4, registers=32, bfloat16_dot=True, byte_dot="vnni", has_half=False, emulated=True
 )
 
+EMULATED_TILES = replace(EMULATED, tiles=True)
+
 
 def choose(level: str, features: dict[str, bool], machine: str) -> Instructions:
     """Return the widest instructions of a processor up to `level`, one of `loops.CPU_LEVELS`. `features` are LLVM's
     names."""
-    if level == "avx512-emulated":
-        return EMULATED
+    if level in ("avx512-emulated", "amx-emulated"):
+        return EMULATED if level == "avx512-emulated" else EMULATED_TILES
     if machine in ("aarch64", "arm64"):
         return NEON
     if level == "generic" or not (features.get("avx2") and features.get("fma") and features.get("f16c")):
         return GENERIC
     if level == "avx2" or not (features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl")):
         return AVX2
-    if level == "avx512-dot":
+    if level in ("avx512-dot", "amx"):
+        has_dot = bool(features.get("avx512bf16"))
         return Instructions(
             lanes=16,
             vectors=4,
             registers=32,
-            bfloat16_dot=bool(features.get("avx512bf16")),
+            bfloat16_dot=has_dot,
             byte_dot="vnni" if features.get("avx512vnni") else "avx2",
             has_half=True,
             byte_tables=bool(features.get("avx512vbmi")),
+            tiles=level == "amx" and has_dot and all(features.get(f"amx-{part}") for part in ("tile", "bf16", "int8")),
         )
     return AVX512
 

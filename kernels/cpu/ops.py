@@ -135,12 +135,14 @@ class CpuOps(ReferenceOps):
 
 
 class DeterministicCpuOps(DeterministicOps):
-    """Deterministic ops of CPUs: compiled attention, whose bits depend on a query's own keys only, else plain torch."""
+    """Deterministic ops of CPUs: compiled attention, whose bits depend on a query's own keys only, else plain torch.
+
+    Like products, attention goes by dot products where there are tile registers too."""
 
     name = "deterministic cpu"
 
     def attention(self, args: AttentionArgs) -> Attention:
-        return compiled_attention(args, self.attention_cap) or super().attention(args)
+        return compiled_attention(args, self.attention_cap, tiles=False) or super().attention(args)
 
     def attend_latents(
         self, q_TY: torch.Tensor, first_TX: torch.Tensor, kv: KvCache, args: LatentArgs

@@ -78,13 +78,14 @@ def attention_layout(
         place_BL = np.minimum(key_BL, last_B)
         slots_BL = _slots([rows[r].pages for r in rows_B], place_BL, page_size)
         trees = {b: rows[r] for b, r in enumerate(rows_B.tolist()) if rows[r].tree}
-        causal = window is None and len(rows_B) == 1 and T >= _MIN_CHUNK and not trees
+        seen_BT = _last_seen(first_B + local_BT, [rows[r] for r in rows_B])
+        causal = window is None and len(rows_B) == 1 and T >= _MIN_CHUNK and not trees and not rows[rows_B[0]].blocks
         if causal:
             bias = None
         elif trees:
-            bias = _tree_bias(first_B + local_BT, key_BL, window, trees, dtype, device)
+            bias = _tree_bias(first_B + local_BT, seen_BT, key_BL, window, trees, dtype, device)
         else:
-            bias = _bias(first_B + local_BT, key_BL, window, dtype, device)
+            bias = _bias(first_B + local_BT, seen_BT, key_BL, window, dtype, device)
 
         order[query_BT] = offset + np.arange(query_BT.size).reshape(query_BT.shape)
         offset += query_BT.size
@@ -132,15 +133,31 @@ def _slots(pages: list[np.ndarray], positions_BL: np.ndarray, page_size: int) ->
     return np.take_along_axis(table, page_BL, axis=1) * page_size + within_BL
 
 
+def _last_seen(query_BT: np.ndarray, rows: Sequence[RowSpan]) -> np.ndarray:
+    """Return the last place that each query sees, by its place: itself, or the end of its block."""
+    seen_BT = query_BT
+    for b, row in enumerate(rows):
+        for first, end in row.blocks:
+            if seen_BT is query_BT:
+                seen_BT = query_BT.copy()
+            seen_BT[b, (query_BT[b] >= first) & (query_BT[b] < end)] = end - 1
+    return seen_BT
+
+
 def _bias(
-    query_BT: np.ndarray, key_BL: np.ndarray, window: int | None, dtype: torch.dtype, device: torch.device
+    query_BT: np.ndarray,
+    seen_BT: np.ndarray,
+    key_BL: np.ndarray,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor | None:
     all_near = window is None or key_BL[:, 0].min() >= first_seen(query_BT.max(), window)
-    if key_BL[:, -1].max() <= query_BT.min() and all_near:
+    if key_BL[:, -1].max() <= seen_BT.min() and all_near:
         return None
-    q_BT1 = torch.from_numpy(query_BT).to(device)[:, :, None]
+    q_BT1, seen_BT1 = (torch.from_numpy(place).to(device)[:, :, None] for place in (query_BT, seen_BT))
     k_B1L = torch.from_numpy(key_BL).to(device)[:, None, :]
-    hidden = k_B1L > q_BT1
+    hidden = k_B1L > seen_BT1
     if window is not None:
         hidden |= k_B1L < first_seen(q_BT1, window)
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
@@ -148,6 +165,7 @@ def _bias(
 
 def _tree_bias(
     query_BT: np.ndarray,
+    seen_BT: np.ndarray,
     key_BL: np.ndarray,
     window: int | None,
     trees: Mapping[int, RowSpan],
@@ -155,7 +173,7 @@ def _tree_bias(
     device: torch.device,
 ) -> torch.Tensor:
     """Return the bias of a group with trees in some of its rows. Queries and keys are given by place."""
-    hidden_BTL = key_BL[:, None, :] > query_BT[:, :, None]
+    hidden_BTL = key_BL[:, None, :] > seen_BT[:, :, None]
     query_position_BT, key_position_BL = query_BT.copy(), np.broadcast_to(key_BL, hidden_BTL.shape[::2]).copy()
     for b, row in trees.items():
         first_node = row.first_position + row.num_tokens - len(row.tree)

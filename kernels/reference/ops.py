@@ -116,6 +116,7 @@ class DeterministicOps(ReferenceOps):
     clamped_swiglu = staticmethod(layers.deterministic_clamped_swiglu)
 
     def attention(self, args: AttentionArgs) -> Attention:
+        assert not any(row.blocks for row in args.rows), "settings are refused with which queries see later ones"
         return deterministic_attention(
             args.rows,
             page_size=args.page_size,

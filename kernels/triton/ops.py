@@ -44,7 +44,7 @@ class TritonOps:
     walk_trees = staticmethod(trees.walk_trees)
 
     def attention(self, args: AttentionArgs) -> Attention:
-        if isinstance(args.window, Chunk):  # which kernels do not know
+        if isinstance(args.window, Chunk) or any(row.blocks for row in args.rows):  # which kernels do not know
             ops = DeterministicOps if self.deterministic else ReferenceOps
             return ops(self.attention_cap).attention(args)
         return paged_attention.step_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)

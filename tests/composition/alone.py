@@ -25,6 +25,7 @@ from ramiform.runtime.protocol.core import (
     Generate,
     ModelInfo,
     RequestFailed,
+    RoutedExperts,
     Tokens,
 )
 from ramiform.runtime.protocol.errors import ErrorInfo, ErrorKind
@@ -51,6 +52,7 @@ class Got:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish: Finish | None = None
     error: ErrorInfo | None = None
+    routes: RoutedExperts | None = None
 
 
 class AnyTree:
@@ -173,6 +175,7 @@ def run(
         calls=SchedulerCalls(retokenise, fetch_prefix=None if disk is None else disk.fetch),
         continuous=config.num_ranks == 1 and config.overlap != "on",
         rope=rope,
+        route_shape=engine.info.route_shape,
     )
     got = {request.rid: Got() for request in requests}
     plans: list[ForwardPlan] = []
@@ -196,6 +199,7 @@ def run(
             mine.logprobs += answer.logprobs or []
             mine.prompt_logprobs += answer.prompt_logprobs or []
             mine.finish = answer.finish
+            mine.routes = answer.routes
 
     to_come = list(requests)
     num_rounds = 0

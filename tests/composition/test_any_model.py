@@ -25,6 +25,7 @@ import ramiform
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.encoders.table import ENCODERS
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.families.table import FAMILIES
 from ramiform.runtime.models.load import load_model
@@ -388,7 +389,8 @@ def class_name(kind: str) -> str:
 
 @pytest.mark.slow
 def test_the_page_lists_what_runs_and_what_is_refused() -> None:
-    native, multimodal, through, refused = tables()
+    native, multimodal, through, encoders, refused = tables()
+    assert ENCODERS.keys() == encoders.keys()
     assert native.keys() | multimodal.keys() == FAMILIES.keys()
     assert {class_name(kind) for kind in NATIVE} | {"InternLM3ForCausalLM"} == native.keys()
     assert {class_name(kind) for kind in THROUGH_TRANSFORMERS} == through.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,10 +146,13 @@ def test_a_mix_on_a_small_pool_gets_what_a_large_one_gives(plain: Target, tmp_pa
 
 
 @pytest.mark.exhaustive
-def test_two_ranks_and_a_drafting_head_share_the_folder_of_two_runtimes(plain: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{"tp": 2, "speculative": "eagle"}, {"pp": 2, "speculative": "off"}], ids=str)
+def test_ranks_and_stages_share_the_folder_of_two_runtimes(
+    settings: dict[str, Any], plain: Target, tmp_path: Path
+) -> None:
     ids = plain.encode(LONG)[:900]
     expected = plain.generate(ids, max_new_tokens=24)["output_ids"]
-    settings = {**SETTINGS, "disk_cache": str(tmp_path / "cache"), "num_pages": 512, "tp": 2, "speculative": "eagle"}
+    settings = {**SETTINGS, "disk_cache": str(tmp_path / "cache"), "num_pages": 512, **settings}
     with ramiform.Runtime(**settings) as runtime, Target(runtime) as first:
         assert first.generate(ids, max_new_tokens=24)["output_ids"] == expected
         time.sleep(1.5)  # until it is saved
@@ -158,3 +162,24 @@ def test_two_ranks_and_a_drafting_head_share_the_folder_of_two_runtimes(plain: T
             assert not disk["is_writer"], "the first one writes"
             assert answer["output_ids"] == expected
             assert answer["meta_info"]["cached_tokens"] == disk["num_hit_tokens"] == (len(ids) - 1) // 16 * 16
+
+
+@pytest.mark.exhaustive
+def test_what_another_runtime_computed_comes_from_the_disk_after_a_restart(plain: Target, tmp_path: Path) -> None:
+    ids = plain.encode(LONG)[:600]
+    num_whole = (len(ids) - 1) // 16 * 16
+    expected = plain.generate(ids, max_new_tokens=16)["output_ids"]
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as short:  # the path of a socket is limited
+        bind = f"ipc://{short}/prefill"
+        common = {**SETTINGS, "num_pages": 512, "transfer": "zmq"}
+        settings = {**common, "role": "decode", "prefill_workers": bind, "disk_cache": str(tmp_path / "cache")}
+        with ramiform.Runtime(role="prefill", transfer_bind=bind, **common):
+            with ramiform.Runtime(**settings) as runtime, Target(runtime) as first:
+                assert first.generate(ids, max_new_tokens=16)["output_ids"] == expected
+                assert first.idle_stats()["num_fetched_tokens"] == num_whole
+                end_by_kill(first)
+            with ramiform.Runtime(**settings) as runtime, Target(runtime) as second:
+                answer, stats = second.generate(ids, max_new_tokens=16), second.idle_stats()
+    assert answer["output_ids"] == expected
+    assert answer["meta_info"]["cached_tokens"] == stats["disk"]["num_hit_tokens"] == num_whole
+    assert stats["num_fetched_tokens"] == 0

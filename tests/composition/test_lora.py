@@ -6,6 +6,7 @@ Judge: transformers, greedy, on the model that ships with each adapter merged in
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,25 @@ def test_under_other_settings(
             check_all(runtime, expected)
         if "num_pages" in settings:
             assert server_info(runtime)["num_retractions"] > 0
+
+
+@pytest.mark.exhaustive
+def test_prefixes_on_disk_are_found_by_an_adapter_s_name_and_weights(
+    adapters: dict[str, Path], expected: dict[tuple[str, str], list[int]], tmp_path: Path
+) -> None:
+    settings = {"disk_cache": str(tmp_path / "cache")}
+    with start(adapters, **settings) as runtime:
+        check_all(runtime, expected)
+        time.sleep(1.5)  # until it is saved
+    other = dict(zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True))
+    renamed = {name: adapters[other[name]] for name in NAMES}
+    with start(renamed, **settings) as runtime:
+        check_all(runtime, {(name, prompt): expected[other.get(name, ""), prompt] for name, prompt in expected})
+        assert server_info(runtime)["disk"]["num_hit_tokens"] == 16, "a page of the base's, which has its name still"
+    with start(adapters, **settings) as runtime:
+        answers = [each["meta_info"] for each in check_all(runtime, expected)]
+        assert server_info(runtime)["disk"]["num_hit_tokens"] == 16 * (1 + len(NAMES))
+    assert min(each["cached_tokens"] for each in answers if each["prompt_tokens"] > 16) == 16
 
 
 @pytest.mark.slow

@@ -40,6 +40,12 @@ TEXTS = [
     "The spider has eight legs. The bird has two legs. The spider",
 ]
 
+# Rules with temperatures of their own, and captures.
+TEMPERED = r"""start: (hot cold){1,3} "."
+hot[temperature=1.5, capture]: /( [a-z]{1,7}){1,3},/
+cold[temperature=0, capture]: /( [a-z]{1,7}){1,3}/ ";"
+"""
+
 
 def make_requests(size: int, seed: int) -> list[Generate]:
     """Every kind of sampling, prompts that share prefixes."""
@@ -62,6 +68,8 @@ def make_requests(size: int, seed: int) -> list[Generate]:
             {"ignore_eos": False, "min_new_tokens": min(6, params["max_new_tokens"])},
             {"stop_token_ids": (TOKENIZER.encode(" in")[-1], TOKENIZER.encode(" a")[-1])},
         ][index % 8]
+        if index % 16 == 11:
+            params |= {"constraint": Constraint("grammar", TEMPERED), "max_new_tokens": 40}
         if index % 16 in (8, 9):
             params |= {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": [None, 30][index % 2]}
         wants, own = draw.random() < 0.6, {"details": index % 3 > 0, "of": (index + 9,)[: index % 2]}

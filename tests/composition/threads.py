@@ -26,6 +26,7 @@ from ramiform.runtime.models.parallel.group import Group, WaitSent, is_rank_zero
 from ramiform.runtime.models.parallel.shard import Shard, shard_of
 from ramiform.runtime.models.parallel.stage import Stage, stage_of
 from ramiform.runtime.models.read_config import read_config
+from ramiform.runtime.parallel.messages import without_pixels
 from ramiform.runtime.parallel.worker import CaptureOnlySource
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
@@ -169,7 +170,10 @@ class RanksEngine:
         return self.engines[0].info
 
     def launch(self, plan: ForwardPlan) -> RanksLaunched:
-        launched = on_each(self._groups, lambda group: self.engines[number(group)].launch(plan))
+        other = without_pixels(plan)
+        launched = on_each(
+            self._groups, lambda group: self.engines[number(group)].launch(plan if is_rank_zero(group) else other)
+        )
         return RanksLaunched(self._groups, launched)
 
     def run(self, plan: ForwardPlan) -> ForwardResult:

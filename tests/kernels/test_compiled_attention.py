@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +43,7 @@ class Memory:
     free: list[int]
     draw: torch.Generator
     page_size: int = PAGE_SIZE
+    deterministic: bool = False
 
     @classmethod
     def of(
@@ -92,7 +91,7 @@ class Memory:
     ) -> torch.Tensor:
         kv = kv or self.kv
         args = AttentionArgs(rows, kv, q_THD.shape[1], self.page_size, window, q_THD.dtype)
-        attention = for_device(CPU, attention_cap=cap).attention(args)
+        attention = for_device(CPU, deterministic=self.deterministic, attention_cap=cap).attention(args)
         assert isinstance(attention, CompiledAttention)
         return attention.attend(q_THD, kv, SCALE)
 
@@ -483,25 +482,14 @@ def test_values_may_be_the_first_dimensions_of_keys(dtype: torch.dtype) -> None:
     near(memory.attend(q_THD, rows, kv=latents), memory.judge(q_THD, rows)[..., :24])
 
 
-def check_rounded(*shapes: tuple[int, int]) -> None:
-    """Check rows of many kinds over bfloat16 keys, with head sizes and rows that share a key head as given."""
+def check_rounded(*shapes: tuple[int, int], deterministic: bool = False) -> None:
+    """Check rows of many kinds over bfloat16 keys, with head sizes and rows that share a key head as given.
+
+    `tests/composition/test_tiles.py` does so with emulated tiles and dot products.
+    """
     for head_dim, group in shapes:
-        memory = Memory.of(2, head_dim, stored=torch.bfloat16)
+        memory = replace(Memory.of(2, head_dim, stored=torch.bfloat16), deterministic=deterministic)
         prompt = memory.row(100, 40)
         rows = [prompt, memory.row(130, 1, prefix=prompt.pages[:6].tolist()), memory.row(70, 9, [-1, 0, 0, 2])]
         for window, cap in ((None, None), (50, 3.0)):
             memory.check(rows, group, window=window, cap=cap)
-
-
-@pytest.mark.exhaustive
-def test_dot_products_are_emulated_where_the_processor_has_none() -> None:
-    emulated = os.environ | {"RAMIFORM_CPU": "avx512-emulated"}
-    done = subprocess.run([sys.executable, "-P", __file__], capture_output=True, text=True, env=emulated)
-    assert done.stdout == "True\n", done.stderr
-
-
-if __name__ == "__main__":
-    from ramiform.kernels.cpu.instructions import HOST
-
-    check_rounded((80, 3))  # several registers and a rest
-    print(HOST.emulated)

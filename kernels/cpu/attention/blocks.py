@@ -14,6 +14,7 @@ from ...reference.quantise import E4M3, E5M2, PACKED_INT4
 from ..compiled import Ints, compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
+from ..products.amx import usable
 from .basis import arrays_of
 from .inner import (
     BFLOAT16,
@@ -46,10 +47,10 @@ DTYPES = {
 QUERY_DTYPES = (torch.float32, torch.bfloat16)
 # Numbers of a cache's descriptor. The stride is that of slots, in numbers; scales are addresses of float32 [K], or 0.
 # `SINKS` is the address of float32 [H], logits without values, or 0; `BASIS` that of a `BasisArrays.words`, or 0, and
-# `HEAD_BYTES` the bytes of a key or value in a cache that has one.
-KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, BASIS, HEAD_BYTES, DESCRIPTOR = (
-    range(12)
-)
+# `HEAD_BYTES` the bytes of a key or value in a cache that has one. `ON_TILES` is 1 if products of BFLOAT16_DOTS go by
+# tile registers, else 0.
+KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, BASIS = range(10)
+HEAD_BYTES, ON_TILES, DESCRIPTOR = range(10, 13)
 
 ROWS_TOGETHER = 16  # rows that meet the same keys of a block: as far as any of them sees
 
@@ -64,9 +65,10 @@ _weigh_1_rest, _weigh_2_rest = weigh_values(1, 1, fetches=True), weigh_values(2,
 _weigh_4_rest = weigh_values(4, 1)
 
 
-def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
+def kv_descriptor(kv: KvCache, queries: torch.dtype, *, tiles: bool = True) -> Ints:
     """Return the layer's cache as the loops take it, int64 [DESCRIPTOR]. It holds addresses: the tensors must live as
-    long. `queries` is the precision that queries and weights need: with bfloat16, loops may round them."""
+    long. `queries` is the precision that queries and weights need: with bfloat16, loops may round them. `tiles` allows
+    tile registers."""
     scales = (0 if scale_K is None else scale_K.data_ptr() for scale_K in (kv.k_scale_K, kv.v_scale_K))
     _, K, size = kv.k_SKD.shape
     stride, D = kv.k_SKD.stride(0), kv.head_dim
@@ -74,7 +76,8 @@ def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
     dots = HOST.bfloat16_dot and kv.k_SKD.dtype == queries == torch.bfloat16
     dtype = BFLOAT16_DOTS if dots else DTYPES[kv.k_SKD.dtype]
     basis = 0 if kv.basis is None else arrays_of(kv.basis).words.ctypes.data
-    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, dtype, *scales, 0, basis, size])
+    on_tiles = int(dots and tiles and usable())
+    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, dtype, *scales, 0, basis, size, on_tiles])
 
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")

@@ -3,7 +3,7 @@
 A block is packed once for all rows of a tile. Of keys a lane is a key: vectors hold a pair of channels of each key. Of
 values a lane is a channel: vectors hold its numbers of a pair of keys. Queries and weights are rounded to bfloat16, all
 sums are float32. A number is summed over the pairs in their order, whatever the number of rows, so its bits depend on
-the row's own keys only.
+the row's own keys only. Where the processor has tile registers, both products go by those instead (`tiles`).
 
 Weights are powers of two of scores minus a base, which need not be the largest score: it follows when scores exceed it
 by SLACK, so that sums are seldom rescaled. The total is that of the rounded weights, so that equal values stay equal.
@@ -25,11 +25,14 @@ from .... import loops
 from ..bfloat16 import float32_to_bfloat16
 from ..instructions import HOST
 from ..pointers import pointer_to
+from ..products.amx import local_state
 from ..products.tile import F32, I16, I32, I64, FloatBuilder, Tile
+from . import tiles
 from .inner import BLOCK, FLOAT32, ROW_BYTES, SLACK, TOTAL_BYTES, mask_scores
 
 LANES = HOST.lanes
 ROWS = 6  # most rows of a kernel: their sums stay in registers
+SCORE_ROWS = tiles.ROWS if HOST.tiles else ROWS  # that scratch memory holds
 _VECTORS = BLOCK // LANES
 _PAIR_BYTES = ROW_BYTES  # from a packed pair of channels to the next
 # 2^r for r in [0, 1] by powers of r: relative error 4e-6, a five-hundredth of that of rounding to bfloat16.
@@ -372,7 +375,7 @@ def fetch_keys(addresses: int, first: int, end: int, offset: int, num_bytes: int
 
 
 @loops.compiled_once(
-    f"void({', '.join(['int64'] * 13)}, float32, float32, {', '.join(['int64'] * 4)})",
+    f"void({', '.join(['int64'] * 13)}, float32, float32, {', '.join(['int64'] * 5)})",
     error_model="numpy",
 )
 def attend_block(
@@ -395,25 +398,35 @@ def attend_block(
     coming: int,
     offset: int,
     to_values: int,
+    on_tiles: int,
 ) -> None:
     """Add a packed block's values to the sums of `num_queries` times `group` rows, by the weights of its keys.
 
     The block has `num_keys` keys from the place `base` on. All arguments but numbers are addresses: of the first row's
     query (`size` bfloat16s a row), sums (`size` float32s), base and total (LANES float32s), of the places that the
-    queries see (int64s), of scratch memory for ROWS rows of scores and one of sums, and at last `coming`, 0 or that of
-    the addresses of a block to fetch: keys `offset` bytes behind those, values `to_values` behind keys.
+    queries see (int64s), of scratch memory for SCORE_ROWS rows of scores and one of sums, and at last `coming`, 0 or
+    that of the addresses of a block to fetch: keys `offset` bytes behind those, values `to_values` behind keys.
+    `on_tiles` is 1 if products go by tile registers; `size` is a multiple of `tiles.CHANNELS` then.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
     num_rows, spare = num_queries * group, scratch + ROWS * ROW_BYTES
     fetched = -(-BLOCK // num_rows)  # keys with each row
     query = left_of_query = 0  # the row's query, and its rows that are left
     begin = end = row = 0
+    state, configured = local_state(), 0
+    if on_tiles:
+        tiles.clear_values(values, size, num_keys)
     while row < num_rows:
         left = num_rows - row
-        count = 2 if left <= 2 else 4 if left in (3, 4, 7, 8) else 6
+        count = tiles.ROWS if on_tiles else 2 if left <= 2 else 4 if left in (3, 4, 7, 8) else 6
         real = min(left, count)
         q = queries + 2 * size * row
-        if count == 6:
+        if on_tiles:
+            if real != configured:
+                tiles.begin(state, real)
+                configured = real
+            tiles.score(state, real, q, size, keys, scale, scratch)
+        elif count == 6:
             _score_6(q, 2 * size, keys, size // 2, scale, scratch)
         elif count == 4:
             _score_4(q, 2 * size, keys, size // 2, scale, scratch)
@@ -436,6 +449,9 @@ def attend_block(
             _weigh_scores(scores, bases + 4 * at, totals + TOTAL_BYTES * at, sums + 4 * size * at, size)
         pairs = max((last + 1) // 2, 1)
         d, to = 0, sums + 4 * size * row
+        if on_tiles:
+            tiles.weigh(state, last, scratch, values, size, to)
+            d = size
         while d < size:
             v, at, rest = values + 4 * d, to + 4 * d, d + 4 * LANES > size
             if count == 6 and rest:
@@ -452,3 +468,5 @@ def attend_block(
                 _weigh_2(scratch, v, 4 * size, pairs, at, 4 * size, real, spare)
             d += LANES if rest else 4 * LANES
         row += count
+    if on_tiles:
+        tiles.end(state)

@@ -26,10 +26,11 @@ from ...reference.attention import gather_slots
 from ..bfloat16 import narrow
 from ..compiled import Floats, Ints, compiled_in_order
 from ..pointers import address_of, pointer_to
+from ..products.amx import usable
 from ..products.matmul import multiply_some
 from ..products.packed_matrix import BFLOAT16_ROWS, WIDTH, PackedMatrix
 from ..thread_pool import num_threads, run_tasks
-from .blocks import DESCRIPTOR, DTYPE, DTYPES, HEAD_SIZE, KEYS, KV_HEADS, STRIDE, VALUES, kv_descriptor
+from .blocks import DESCRIPTOR, DTYPE, DTYPES, HEAD_SIZE, KEYS, KV_HEADS, ON_TILES, STRIDE, VALUES, kv_descriptor
 from .inner import BFLOAT16_DOTS, FLOAT32
 from .paged import CompiledAttention, attend_task, num_tasks, scratch_size
 from .plan import AttentionPlan
@@ -417,7 +418,8 @@ def _absorbed(
     threads = max(1, min(num_threads(), work // _MIN_WORK))
     if T <= _FEW_TOKENS:
         parts = next(number for number in range(min(threads, H), 0, -1) if H % number == 0)
-        plan, descriptor = attention.plan_of(H // parts).array, kv_descriptor(kv, q_THD.dtype)
+        descriptor = kv_descriptor(kv, q_THD.dtype, tiles=attention.tiles)
+        plan = attention.plan_of(H // parts).array
         shared = query_W, value_W, sizes, T, descriptor, plan, *q, *out, scale, attention.cap
         memory = np.empty((parts, T * (H // parts) * (C + size - N) + 1), dtype=np.int64)
         run_tasks([partial(_attend_absorbed, part * (H // parts), *shared, memory[part]) for part in range(parts)])
@@ -452,6 +454,7 @@ def _expanded(
     descriptor = np.zeros(DESCRIPTOR, dtype=np.int64)
     descriptor[STRIDE], descriptor[KV_HEADS], descriptor[HEAD_SIZE] = V + D, 1, D
     descriptor[DTYPE] = BFLOAT16_DOTS if matrices.has_dots else FLOAT32
+    descriptor[ON_TILES] = matrices.has_dots and usable()
     x = latents_LC.data_ptr(), latents_LC.stride(0) * latents_LC.element_size(), V, rope_LR.numpy()
     places = q_THD.data_ptr(), q_THD.stride(0), out_THD.data_ptr(), H * D, DTYPES[q_THD.dtype]
     rest = matrices.to_both.descriptor, *x, descriptor, forms.plan.array, *places, scale, cap

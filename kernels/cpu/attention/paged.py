@@ -34,6 +34,7 @@ from .blocks import (
     KEY_SCALES,
     KEYS,
     KV_HEADS,
+    ON_TILES,
     QUERY_DTYPES,
     ROWS_TOGETHER,
     SINKS,
@@ -45,8 +46,7 @@ from .blocks import (
     score,
     weigh,
 )
-from .dots import ROWS as DOT_ROWS
-from .dots import attend_block, pack_block, round_query
+from .dots import SCORE_ROWS, attend_block, pack_block, round_query
 from .inner import (
     BFLOAT16_DOTS,
     BLOCK,
@@ -83,6 +83,7 @@ from .plan_array import (
     TOKENS,
 )
 from .scaled import attend_scaled, scaled_scratch_size
+from .tiles import CHANNELS
 
 LANES = HOST.lanes
 
@@ -105,14 +106,21 @@ def num_tasks(plan: Ints, kv: Ints) -> int:
     return plan[NUM_TILES] * (kv[KV_HEADS] // _heads_of_task(plan, kv))  # type: ignore[no-any-return]
 
 
+@compiled_in_order("int64(int64[::1])")
+def _padded_size(kv: Ints) -> int:
+    """Return the head size, rounded up to what loops multiply at once."""
+    step = CHANNELS if kv[ON_TILES] else LANES
+    return -(-kv[HEAD_SIZE] // step) * step  # type: ignore[no-any-return]
+
+
 @compiled_in_order("int64(int64[::1], int64[::1])")
 def scratch_size(plan: Ints, kv: Ints) -> int:
     """Return the float32s of scratch memory that a thread needs for the plan's tasks."""
     if kv[BASIS] != 0:
         return scaled_scratch_size(plan, kv)  # type: ignore[no-any-return]
     rows = plan[MAX_QUERIES] * plan[GROUP] * plan[HEADS] + ROWS
-    size = -(-kv[HEAD_SIZE] // LANES) * LANES
-    return rows * (2 * size + BLOCK + LANES + 1) + 5 * BLOCK * size + (6 + DOT_ROWS) * BLOCK + size + LANES  # type: ignore[no-any-return]
+    size = _padded_size(kv)
+    return rows * (2 * size + BLOCK + LANES + 1) + 5 * BLOCK * size + (6 + SCORE_ROWS) * BLOCK + size + LANES  # type: ignore[no-any-return]
 
 
 @compiled_in_order(f"void(int64, int64, boolean, {', '.join(['int64'] * 14)}, float32, int64)")
@@ -194,7 +202,7 @@ def attend_task(
     tile, first_head = task // (K // together), task % (K // together) * together
     at = plan[TILES] + tile * TILE_FIELDS
     first_q, end_q, first_segment, end_segment = plan[at], plan[at + 1], plan[at + 2], plan[at + 3]
-    R, size = (end_q - first_q) * G, -(-D // LANES) * LANES
+    R, size = (end_q - first_q) * G, _padded_size(kv)
     cached = kv[DTYPE]
     dots = cached == BFLOAT16_DOTS
     width = 4 if cached == FLOAT32 else 1 if cached in (E4M3_CODES, E5M2_CODES, INT8) else 2
@@ -208,7 +216,7 @@ def attend_task(
     gathered = packed + 4 * BLOCK * size  # keys, then values
     staged = gathered + 8 * BLOCK * size
     scores = staged + 2 * width * BLOCK * size
-    bases = scores + max(ROW_BYTES * (R + ROWS), 4 * (DOT_ROWS * BLOCK + size))
+    bases = scores + max(ROW_BYTES * (R + ROWS), 4 * (SCORE_ROWS * BLOCK + size))
 
     # Scores are in powers of two, which saves the exponential a product.
     score_scale = scale / cap if cap > 0 else scale * LOG2_E
@@ -265,6 +273,7 @@ def attend_task(
                     gathered, gathered + 2 * BLOCK * size, base, num_keys, size, q_rows, sums_rows, bases_rows,
                     totals_rows, begins, ends, high - low, G, score_scale, cap, scores,
                     coming if num_coming > 0 and (high - low) * G <= BLOCK else 0, width * head * D, value_offset,
+                    kv[ON_TILES],
                 )  # fmt: skip
                 continue
             if cached != FLOAT32:
@@ -319,10 +328,12 @@ def attend_tasks(
 
 @dataclass(frozen=True)
 class CompiledAttention:
-    """Attention of a step by compiled tasks, which threads share. `cap` is the soft cap of scores, 0 for none."""
+    """Attention of a step by compiled tasks, which threads share. `cap` is the soft cap of scores, 0 for none; `tiles`
+    allows tile registers."""
 
     plan: AttentionPlan
     cap: float = 0.0
+    tiles: bool = True
     forms: dict[Any, Any] = field(default_factory=dict)  # of latent attention, by its sizes
     _plans: dict[int, AttentionPlan] = field(default_factory=dict)
 
@@ -340,7 +351,7 @@ class CompiledAttention:
         if q_THD.stride()[1:] != (D, 1):
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((T, H, D), dtype=q_THD.dtype)
-        array, descriptor = self.plan_of(group).array, kv_descriptor(kv, q_THD.dtype)
+        array, descriptor = self.plan_of(group).array, kv_descriptor(kv, q_THD.dtype, tiles=self.tiles)
         count = num_tasks(array, descriptor)
         threads = num_threads() if array[COST] * kv.k_SKD.shape[1] * D > _MIN_WORK else 1
         # Few rows of one key head, as with latents, are fewer tasks than threads: each gets some of the query heads.
@@ -390,9 +401,11 @@ def heads_together(kv: KvCache) -> int:
     return heads if K % heads == 0 else 1
 
 
-def compiled_attention(args: AttentionArgs, cap: float | None = None) -> CompiledAttention | None:
-    """Return the compiled attention of a step; None if it has other dtypes."""
-    if args.dtype not in QUERY_DTYPES or args.kv.k_SKD.dtype not in DTYPES:
+def compiled_attention(
+    args: AttentionArgs, cap: float | None = None, *, tiles: bool = True
+) -> CompiledAttention | None:
+    """Return the compiled attention of a step; None if it has other dtypes, or queries that see later ones."""
+    if args.dtype not in QUERY_DTYPES or args.kv.k_SKD.dtype not in DTYPES or any(row.blocks for row in args.rows):
         return None
     plan = AttentionPlan.of(
         args.rows,
@@ -402,4 +415,4 @@ def compiled_attention(args: AttentionArgs, cap: float | None = None) -> Compile
         heads=heads_together(args.kv),
         threads=num_threads(),
     )
-    return CompiledAttention(plan, cap or 0.0)
+    return CompiledAttention(plan, cap or 0.0, tiles)

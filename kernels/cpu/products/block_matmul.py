@@ -8,13 +8,16 @@ operations, so that all instruction sets and any number of rows return the same 
 Formats of several planes or small scales take long to read. For many rows a block of a panel is unpacked to bytes and
 float32 scales first, once for all rows.
 
+On a processor with tiles (`amx`) the panels of many rows are widened to bfloat16 instead (`widened`), a block of inputs
+at a time, and multiplied by the bfloat16s of these rows.
+
 Legend: T rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
@@ -25,9 +28,11 @@ from numba.extending import intrinsic
 
 from .... import loops
 from ..instructions import HOST
+from .amx import PANEL_BYTES, add_panel
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 from .tile_kernels import add_block, add_dot, emit_function
+from .widened import BLOCK_INPUTS, group_codes, stack_memory, widen_group
 
 _MOST_ROWS = 4  # of a kernel
 _WIDTH = HOST.width
@@ -67,7 +72,7 @@ class _Group(NamedTuple):
     bases: list[list[Any]]
 
 
-class _Reader:
+class BlockReader:
     """Emitter of code that reads units and groups."""
 
     def __init__(self, tile: Tile, form: BlockFormat) -> None:
@@ -115,6 +120,28 @@ class _Reader:
             for vector, value in enumerate(values):
                 self.tile.store(value, to, I64(4 * (index * self.width + vector * self.tile.lanes)))
 
+    def widen(self, group: _Group, to: Any) -> None:
+        """Write a group's weights as bfloat16s."""
+        codes = partial(self.codes, group.words)
+        widen_group(self.tile, codes, self.form.offset, group.scales, group.bases, to)
+
+    def write_groups(self, units: Any, codes: Any, to: Any, group_bytes: int, write: Callable[..., None]) -> None:
+        """Have `write(group, place)` write each group of some units at `codes`, one behind the other at `to`."""
+        tile, form, b = self.tile, self.form, self.b
+
+        def unit(index: Any, _: list[Any]) -> list[Any]:
+            here = tile.pointer(b.add(codes, b.mul(index, I64(form.unit_bytes * self.width))))
+            first = b.mul(index, I64(form.groups))
+
+            def group(number: Any, _: list[Any]) -> list[Any]:
+                place = b.mul(b.add(first, number), I64(group_bytes))
+                write(self.group(here, number), tile.pointer(b.add(to, place)))
+                return []
+
+            return tile.loop(I64(0), I64(form.groups), [], group)
+
+        tile.loop(I64(0), units, [], unit)
+
     def _halves(self, unit: Any, number: int) -> list[Any]:
         places = [I64(2 * (number * self.width + vector * self.tile.lanes)) for vector in range(self.count)]
         return [load_half(self.tile, unit, place) for place in places]
@@ -133,22 +160,8 @@ class _Reader:
         return found
 
     def codes(self, words: Any, step: int, vector: int) -> Any:
-        """Put the codes of four inputs together, a byte each."""
-        tile, b = self.tile, self.b
-        result, shift, at = None, 0, 0
-        for bits in self.form.planes:
-            index, place = divmod(step * bits, 8)
-            offset = I64(4 * ((at + index) * self.width + vector * tile.lanes))
-            value = tile.load(words, offset, tile.ints, 4)
-            if place > shift:
-                value = b.lshr(value, tile.constant(place - shift))
-            elif place < shift:
-                value = b.shl(value, tile.constant(shift - place))
-            mask = ((1 << bits) - 1 << shift) * 0x01010101
-            value = b.and_(value, tile.constant(mask - (1 << 32) if mask >> 31 else mask))
-            result = value if result is None else b.or_(result, value)
-            shift, at = shift + bits, at + bits
-        return result
+        """Return the codes of four inputs, a byte each."""
+        return group_codes(self.tile, self.form.planes, words, step, vector)
 
 
 class _Emitter:
@@ -156,7 +169,7 @@ class _Emitter:
 
     def __init__(self, tile: Tile, a: TileArguments, form: BlockFormat, unpacked: bool) -> None:
         self.tile, self.a, self.form, self.b, self.is_unpacked = tile, a, form, tile.b, unpacked
-        self.reader, self.count = _Reader(tile, form), tile.num_vectors
+        self.reader, self.count = BlockReader(tile, form), tile.num_vectors
         self.rows = [tile.pointer(self.b.add(a.x, self.b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
         groups = a.steps if unpacked else self.b.mul(a.steps, I64(form.groups))
         self.scales_at = self.b.mul(groups, I64(GROUP))
@@ -361,39 +374,26 @@ def _unpack(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
     form = _FORMATS[number.literal_value]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        tile = Tile(builder, HOST, 1, 1)
-        reader, (_, codes, units, to) = _Reader(tile, form), arguments
-
-        def unit(index: Any, _: list[Any]) -> list[Any]:
-            here = tile.pointer(builder.add(codes, builder.mul(index, I64(form.unit_bytes * _WIDTH))))
-            first = builder.mul(index, I64(form.groups))
-
-            def group(number: Any, _: list[Any]) -> list[Any]:
-                place = builder.mul(builder.add(first, number), I64(_unpacked_bytes(form)))
-                reader.unpack(reader.group(here, number), tile.pointer(builder.add(to, place)))
-                return []
-
-            return tile.loop(I64(0), I64(form.groups), [], group)
-
-        tile.loop(I64(0), units, [], unit)
+        reader, (_, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
+        reader.write_groups(units, codes, to, _unpacked_bytes(form), reader.unpack)
         return context.get_dummy_value()
 
     return types.void(number, *[types.int64] * 3), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def _memory(_: Any, num_bytes: Any) -> Any:
-    """Reserve memory on the stack, a constant number of bytes; return its address."""
-    if not isinstance(num_bytes, types.IntegerLiteral):
+def _widen(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
+    """Write the weights of some units of a panel at `codes`, of the format `number`, as bfloat16s at `to`."""
+    if not isinstance(number, types.IntegerLiteral):
         return None
+    form = _FORMATS[number.literal_value]
 
-    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Sequence[Any]) -> Any:
-        with builder.goto_entry_block():
-            memory = builder.alloca(ir.ArrayType(I8, num_bytes.literal_value))
-        memory.align = 64
-        return builder.ptrtoint(memory, I64)
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        reader, (_, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
+        reader.write_groups(units, codes, to, GROUP // 2 * PANEL_BYTES, reader.widen)
+        return context.get_dummy_value()
 
-    return types.int64(num_bytes), generate
+    return types.void(number, *[types.int64] * 3), generate
 
 
 def _loop(number: int, most_units: int) -> Callable[..., None]:
@@ -401,6 +401,9 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
     form = _FORMATS[number]
     groups, group_bytes, is_costly = form.groups, _unpacked_bytes(form), form.is_costly
     memory_bytes = most_units * groups * group_bytes if is_costly else 64
+    by_tiles, unit_steps, wide_units = HOST.tiles, form.block // 2, max(1, BLOCK_INPUTS // form.block)
+    if by_tiles:
+        memory_bytes = max(memory_bytes, wide_units * unit_steps * PANEL_BYTES)
     is_fetched = form.bits < 8  # a single stream of bytes is fetched better by the processor itself
 
     def multiply(
@@ -415,9 +418,13 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
         y_bytes: int,
         outputs: int,
         panels: int,
+        wide: int,
     ) -> None:
-        """Write the products of all rows and some panels, whose addresses are those of the first one's."""
-        memory, unpacked = _memory(memory_bytes), 1 if is_costly and T >= _UNPACKED_ROWS else 0
+        """Write the products of all rows and some panels, whose addresses are those of the first one's.
+
+        Rows that go by tiles have their bfloat16s `wide` bytes behind them; 0: these rows do not.
+        """
+        memory, unpacked = stack_memory(memory_bytes), 1 if is_costly and T >= _UNPACKED_ROWS else 0
         unit_bytes = panel_bytes // units
         block_rows, block_units, together, next_bytes = _BLOCK_ROWS, most_units, panels, panel_bytes
         if T <= _FEW_ROWS:
@@ -428,10 +435,30 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                     block_units = min(block_units, most_units)
                 next_bytes = block_units * unit_bytes
         per_unit = groups if unpacked else 1  # steps
+        start = 0  # of the panels that are left
+        if by_tiles:
+            if wide > 0:
+                start = min(panels, outputs // _WIDTH)
+            for panel in range(start):
+                for begin in range(0, units, wide_units):
+                    end, weights = min(begin + wide_units, units), codes + panel * panel_bytes
+                    _widen(number, weights + begin * unit_bytes, end - begin, memory)
+                    add_panel(
+                        T,
+                        begin * unit_steps,
+                        end * unit_steps,
+                        units * unit_steps,
+                        memory - begin * unit_steps * PANEL_BYTES,
+                        bias + panel * _WIDTH * 4,
+                        x + wide,
+                        x_bytes,
+                        y + panel * _WIDTH * 4,
+                        y_bytes,
+                    )
         for first_row in range(0, T, block_rows):
             last_row = min(first_row + block_rows, T)
             num_tiles = -(-(last_row - first_row) // _MOST_ROWS)
-            for first_panel in range(0, panels, together):
+            for first_panel in range(start, panels, together):
                 for begin in range(0, units, block_units):
                     end = min(begin + block_units, units)
                     for panel in range(first_panel, min(first_panel + together, panels)):
@@ -482,7 +509,7 @@ def _compiled_loop(name: str) -> Any:
     form = BLOCK_FORMATS[name]
     loop = _loop(_FORMATS.index(form), max(1, _BLOCK_INPUTS // form.block))
     loop.__qualname__ = f"multiply_{name}"  # names its files in numba's cache, which processes share without locks
-    return loops.compile_function(loop, f"void({', '.join(['int64'] * 11)})", error_model="numpy")
+    return loops.compile_function(loop, f"void({', '.join(['int64'] * 12)})", error_model="numpy")
 
 
 def loop_address(name: str) -> int:

@@ -1,5 +1,5 @@
 """Products of float32 rows with panels of block formats: rows are rounded to int8, then multiplied by each format's
-loop (`block_matmul`), which is called by its address.
+loop (`block_matmul`), which is called by its address. On a processor with tiles, rows are rounded to bfloat16 too.
 
 These loops and those of a file's formats are all that a GGUF model needs to answer while plain torch computes the
 rest, so they are few and small, and the process that compiles them imports no torch.
@@ -16,13 +16,13 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from .... import loops
 from ..instructions import HOST
 from ..pointers import get, put
 from .block_formats import GROUP
-from .tile import F32, I8, I32, I64
+from .tile import F32, I8, I32, I64, Tile
 
 GROUP_BYTES = GROUP + 12  # of a rounded row: int8 codes, a float32 scale, int32 sums of codes and of their first half
 SECTION_BYTES = 40
@@ -82,14 +82,59 @@ def _write_codes(_: Any, x: Any, inverse: Any, codes: Any, total: Any, half: Any
     return types.void(x, inverse, codes, total, half), generate
 
 
-@loops.compiled("void(int64, int64, int64, int64, int64)", error_model="numpy")  # without fused operations
-def round_rows(x: int, C: int, first_row: int, last_row: int, prepared: int) -> None:
+@register_jitable  # type: ignore[untyped-decorator]
+def wide_place(rounded_bytes: int) -> int:
+    """Return where the bfloat16s of a row begin that is rounded to int8 too."""
+    return (rounded_bytes + 63) // 64 * 64
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def row_bytes(rounded_bytes: int, C: int, tile_rows: int) -> int:
+    """Return the bytes of a row rounded to int8, and to bfloat16 if products of `tile_rows` rows go by tiles."""
+    return rounded_bytes if tile_rows == 0 else wide_place(rounded_bytes) + wide_place(2 * C)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _write_wide(_: Any, x: Any, to: Any) -> Any:
+    """Write a GROUP of floats as bfloat16s. For a processor with tiles, whose vectors have 16 lanes."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        tile = Tile(builder, HOST, 1, 1)
+        source, target = map(tile.pointer, arguments)
+        for first in range(0, GROUP, 2 * tile.lanes):
+            low, high = (tile.load(source, I64(4 * place), tile.floats, 4) for place in (first, first + tile.lanes))
+            tile.store(tile.round_to_pairs(low, high), target, I64(2 * first))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _round_to_bfloat16(x: int, C: int, to: int) -> None:
+    for first in range(0, C, GROUP):
+        _write_wide(x + 4 * first, to + 2 * first)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _round_nothing(_x: int, _C: int, _to: int) -> None:
+    return
+
+
+# Writes a row of floats as bfloat16s, of whole GROUPs.
+round_to_bfloat16 = _round_to_bfloat16 if HOST.tiles else _round_nothing
+
+
+@loops.compiled("void(int64, int64, int64, int64, int64, int64)", error_model="numpy")  # without fused operations
+def round_rows(x: int, C: int, first_row: int, last_row: int, prepared: int, tile_rows: int) -> None:
     """Round some rows of the float32 ones at address `x` to int8 by groups of GROUP inputs, to their places of
     `prepared`: codes, then each group's scale, sum of codes and sum of its first half's; some scales of `block_formats`
-    have half a group. A group's scale is NaN if one of its numbers is not finite."""
+    have half a group. A group's scale is NaN if one of its numbers is not finite. With `tile_rows` bfloat16s follow."""
     groups = C // GROUP
+    size = row_bytes(groups * GROUP_BYTES, C, tile_rows)
     for t in range(first_row, last_row):
-        row, out = x + 4 * C * t, prepared + groups * GROUP_BYTES * t
+        row, out = x + 4 * C * t, prepared + size * t
+        if tile_rows > 0:
+            round_to_bfloat16(row, C, out + wide_place(groups * GROUP_BYTES))
         scales, sums, half_sums = out + groups * GROUP, out + groups * (GROUP + 4), out + groups * (GROUP + 8)
         for g in range(groups):
             scale = scale_of(_largest_magnitude(row + 4 * GROUP * g))
@@ -113,6 +158,7 @@ def _call_block_loop(
     y_bytes: Any,
     outputs: Any,
     panels: Any,
+    wide: Any,
 ) -> Any:
     """Call a loop of `block_matmul`, which is compiled when a format is first used."""
 
@@ -122,10 +168,10 @@ def _call_block_loop(
         builder.call(builder.inttoptr(place, kind.as_pointer()), rest)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 12), generate
+    return types.void(*[types.int64] * 13), generate
 
 
-@loops.compiled(f"void({', '.join(['int64'] * 10)})", error_model="numpy")
+@loops.compiled(f"void({', '.join(['int64'] * 11)})", error_model="numpy")
 def multiply_sections(
     N: int,
     table: int,
@@ -134,11 +180,15 @@ def multiply_sections(
     x: int,
     x_bytes: int,
     T: int,
+    wide: int,
     y: int,
     first_panel: int,
     last_panel: int,
 ) -> None:
-    """Multiply T rounded rows by some panels of a matrix, whose sections of panels `packed_matrix` describes."""
+    """Multiply T rounded rows by some panels of a matrix, whose sections of panels `packed_matrix` describes.
+
+    `wide` is where a row's bfloat16s begin, if these rows go by tiles, else 0.
+    """
     begin = 0
     for section in range(sections):
         here = table + SECTION_BYTES * section
@@ -159,6 +209,7 @@ def multiply_sections(
                 N * 4,
                 N - first * _WIDTH,
                 last - first,
+                wide,
             )
         begin = end
 

@@ -4,7 +4,8 @@ Several threads may multiply different panels at once: rows are prepared once fo
 thread then writes the outputs of its panels. Nothing is allocated.
 
 Many rows go in blocks whose inputs stay in the second cache, by blocks of steps whose weights stay in the first; sums
-wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows.
+wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows;
+where many rows go by tiles (`amx`), they depend on whether these do.
 
 Legend: T rows, C inputs, N outputs.
 """
@@ -27,7 +28,16 @@ from ..compiled import Floats, Ints, compiled
 from ..instructions import HOST
 from ..pointers import pointer_to, put
 from ..thread_pool import num_threads, run_tasks, share_range
-from .block_panels import GROUP_BYTES, multiply_sections, round_rows, scale_of
+from .amx import add_panel, add_panel_of_bytes
+from .block_panels import (
+    GROUP_BYTES,
+    multiply_sections,
+    round_rows,
+    round_to_bfloat16,
+    row_bytes,
+    scale_of,
+    wide_place,
+)
 from .packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
@@ -36,6 +46,7 @@ from .packed_matrix import (
     INT4,
     INT8,
     LARGE_RATIO,
+    TILES_FROM,
     WIDTH,
     PackedMatrix,
     add_large_inputs,
@@ -43,7 +54,8 @@ from .packed_matrix import (
     set_apart,
 )
 from .tile import PREFETCH_BYTES
-from .tile_kernels import tile_kernels
+from .tile_kernels import SUM_STEPS, tile_kernels
+from .widened import multiply_widened
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
@@ -86,6 +98,15 @@ def num_panels(descriptor: Ints) -> int:
     return (descriptor[1] + WIDTH - 1) // WIDTH  # type: ignore[no-any-return]
 
 
+@compiled("int64(int64, int64, int64)")
+def _rounded_bytes(kind: int, inputs: int, group: int) -> int:
+    """Return the bytes of a row rounded to int8."""
+    groups = (inputs + group - 1) // group
+    if kind == BLOCKS:
+        return groups * GROUP_BYTES
+    return groups * (group + 8) + list_bytes(groups)  # type: ignore[no-any-return]
+
+
 @compiled("int64(int64[::1])")
 def _row_bytes(descriptor: Ints) -> int:
     """Return the bytes of a prepared row; 0 where rows are used as they are."""
@@ -95,10 +116,8 @@ def _row_bytes(descriptor: Ints) -> int:
     if kind == BFLOAT16 and inputs % 2:  # weights are in pairs
         return (inputs + 1) * 4  # type: ignore[no-any-return]
     if kind >= INT8:
-        groups = (inputs + descriptor[3] - 1) // descriptor[3]
-        if kind == BLOCKS:
-            return groups * GROUP_BYTES  # type: ignore[no-any-return]
-        return groups * (descriptor[3] + 8) + list_bytes(groups)  # type: ignore[no-any-return]
+        rounded = _rounded_bytes(kind, inputs, descriptor[3])
+        return rounded if kind == INT8 else row_bytes(rounded, inputs, descriptor[TILES_FROM])  # type: ignore[no-any-return]
     return 0
 
 
@@ -155,7 +174,7 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
     """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows."""
     kind, C, size = descriptor[0], descriptor[2], _row_bytes(descriptor)
     if kind == BLOCKS:
-        round_rows(x_TC.ctypes.data, C, first_row, last_row, prepared.ctypes.data)
+        round_rows(x_TC.ctypes.data, C, first_row, last_row, prepared.ctypes.data, descriptor[TILES_FROM])
         return
     if size == 0:
         return
@@ -163,6 +182,9 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
         row = prepared.ctypes.data + t * size
         if kind >= INT8:
             _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
+            if kind != INT8 and descriptor[TILES_FROM] > 0:
+                place = wide_place(_rounded_bytes(kind, C, descriptor[3]))
+                round_to_bfloat16(x_TC[t].ctypes.data, C, row + place)
         elif kind == BFLOAT16_ROWS:
             x_C, out_C = x_TC[t], carray(_halves(row), (C,))
             for c in range(C):
@@ -175,7 +197,7 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
             put(row + 4 * C, np.float32(0))
 
 
-@loops.compiled_once(f"void({', '.join(['int64'] * 14)})", error_model="numpy")
+@loops.compiled_once(f"void({', '.join(['int64'] * 15)})", error_model="numpy")
 def _multiply_panels(
     kind: int,
     N: int,
@@ -191,11 +213,13 @@ def _multiply_panels(
     y: int,
     first_panel: int,
     last_panel: int,
+    tile_rows: int,
 ) -> None:
     """Multiply by the panels of a descriptor; x is the address of the rows as they are read."""
-    y_bytes = N * 4
+    y_bytes, by_tiles = N * 4, 0 < tile_rows <= T
+    wide = wide_place(_rounded_bytes(kind, C, group)) if kind > INT8 and by_tiles else 0
     if kind == BLOCKS:
-        multiply_sections(N, codes, scales, bias, x, x_bytes, T, y, first_panel, last_panel)
+        multiply_sections(N, codes, scales, bias, x, x_bytes, T, wide, y, first_panel, last_panel)
         return
     scale_bytes, base_bytes, lanes = 0, 0, 1  # 32-bit lanes of an output in a step
     if kind < INT8:
@@ -208,15 +232,38 @@ def _multiply_panels(
         lanes = group // (8 if kind == INT4 else 4)
         scale_bytes = WIDTH * (4 if kind == INT8 else 4 + 2 * steps)
         base_bytes = WIDTH * 2 * steps
-    lane_bytes, wide = WIDTH * 4, 1
+    lane_bytes, several = WIDTH * 4, 1
     panel_bytes = steps * lanes * lane_bytes
+    if wide > 0:
+        whole = max(0, min(last_panel, N // WIDTH) - first_panel)  # panels
+        multiply_widened(
+            kind == INT4,
+            whole,
+            C,
+            group,
+            codes + first_panel * panel_bytes,
+            panel_bytes,
+            scales + first_panel * scale_bytes,
+            scale_bytes,
+            bases + first_panel * base_bytes,
+            base_bytes,
+            bias + first_panel * WIDTH * 4,
+            x + wide,
+            x_bytes,
+            T,
+            y + first_panel * WIDTH * 4,
+            y_bytes,
+        )
+        first_panel += whole
     if kind < INT8 and T <= _WIDE_ROWS:
-        wide = _PANELS_1 if T == 1 else _PANELS_2
+        several = _PANELS_1 if T == 1 else _PANELS_2
     together, next_bytes = max(1, last_panel - first_panel), panel_bytes
     if T <= FEW_ROWS:
-        block_rows, block_steps, together = FEW_ROWS, steps, wide
+        block_rows, block_steps, together = FEW_ROWS, steps, several
         if most_rows < T:  # each block's weights are fetched while the one before is multiplied
             block_steps = -(-steps // -(-panel_bytes // _FEW_ROWS_BYTES))
+            if kind < INT8:
+                block_steps = -(-block_steps // SUM_STEPS) * SUM_STEPS
             next_bytes = block_steps * lanes * lane_bytes
     for first_row in range(0, T, block_rows):
         last_row = min(first_row + block_rows, T)
@@ -225,7 +272,39 @@ def _multiply_panels(
                 end = min(begin + block_steps, steps)
                 panel = group_panel
                 while panel < min(group_panel + together, last_panel):
-                    count = wide if panel + wide <= last_panel else 1
+                    count = several if panel + several <= last_panel else 1
+                    first_step = begin
+                    if by_tiles and kind == INT8 and (panel + 1) * WIDTH <= N:
+                        first_step = add_panel_of_bytes(
+                            last_row - first_row,
+                            begin,
+                            end,
+                            steps,
+                            group,
+                            codes + panel * panel_bytes,
+                            scales + panel * scale_bytes,
+                            bias + panel * WIDTH * 4,
+                            x + first_row * x_bytes,
+                            x_bytes,
+                            y + first_row * y_bytes + panel * WIDTH * 4,
+                            y_bytes,
+                        )
+                    elif by_tiles and kind == BFLOAT16_ROWS and (panel + 1) * WIDTH <= N:
+                        first_step = add_panel(
+                            last_row - first_row,
+                            begin,
+                            end,
+                            steps,
+                            codes + panel * panel_bytes,
+                            bias + panel * WIDTH * 4,
+                            x + first_row * x_bytes,
+                            x_bytes,
+                            y + first_row * y_bytes + panel * WIDTH * 4,
+                            y_bytes,
+                        )
+                    if first_step == end:
+                        panel += 1
+                        continue
                     row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
                     ahead = codes + panel * panel_bytes + begin * lanes * lane_bytes
                     ahead_bytes, piece = lane_bytes, 0
@@ -250,12 +329,12 @@ def _multiply_panels(
                             x_bytes,
                             y + row * y_bytes + panel * WIDTH * 4,
                             y_bytes,
-                            begin,
+                            first_step,
                             end,
                             steps,
                             group,
                             N - panel * WIDTH,
-                            ahead - begin * lanes * ahead_bytes,
+                            ahead - first_step * lanes * ahead_bytes,
                             ahead_bytes,
                         )
                         row += rows
@@ -289,8 +368,11 @@ def multiply_panels(
         y_TN.ctypes.data,
         first_panel,
         last_panel,
+        descriptor[TILES_FROM],
     )
-    if INT8 <= descriptor[0] < BLOCKS:
+    if INT8 < descriptor[0] < BLOCKS and 0 < descriptor[TILES_FROM] <= x_TC.shape[0]:
+        first_panel = max(first_panel, descriptor[1] // WIDTH)  # rows of bfloat16 have no large inputs
+    if INT8 <= descriptor[0] < BLOCKS and first_panel < last_panel:
         add_large_inputs(
             descriptor[0],
             descriptor[1],
@@ -318,7 +400,21 @@ def multiply_some(
     steps = descriptor[2] if descriptor[0] == FLOAT32 else (descriptor[2] + 1) // 2
     codes, bias = descriptor[4] + first_panel * steps * WIDTH * 4, descriptor[7] + first_panel * WIDTH * 4
     _multiply_panels(
-        descriptor[0], stride, descriptor[2], 0, codes, 0, 0, bias, x, x_bytes, T, y, 0, end_panel - first_panel
+        descriptor[0],
+        stride,
+        descriptor[2],
+        0,
+        codes,
+        0,
+        0,
+        bias,
+        x,
+        x_bytes,
+        T,
+        y,
+        0,
+        end_panel - first_panel,
+        descriptor[TILES_FROM],
     )
 
 
@@ -360,14 +456,15 @@ def _parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Pa
 
 def _block_parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
     """Return the parts of a product with block formats, by the few loops of `block_panels`."""
-    _, N, C, group, table, sections, _, bias = descriptor.tolist()
-    T, row_bytes = x_TC.shape[0], C // group * GROUP_BYTES
-    prepared = torch.empty(T * row_bytes, dtype=torch.uint8)  # kept by the first part
+    _, N, C, group, table, sections, _, bias, tile_rows = descriptor.tolist()
+    T, rounded = x_TC.shape[0], C // group * GROUP_BYTES
+    size, wide = row_bytes(rounded, C, tile_rows), wide_place(rounded) if 0 < tile_rows <= T else 0
+    prepared = torch.empty(T * size, dtype=torch.uint8)  # kept by the first part
 
     def prepare(first: int, last: int) -> None:
-        round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr())
+        round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr(), tile_rows)
 
-    rest = bias, prepared.data_ptr(), row_bytes, T, y_TN.data_ptr()
+    rest = bias, prepared.data_ptr(), size, T, wide, y_TN.data_ptr()
     return prepare, partial(multiply_sections, N, table, sections, *rest)
 
 

@@ -26,12 +26,14 @@ from ...huge_pages import zeros_in_huge_pages
 from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
+from .amx import STEP_BYTES, min_rows
 from .block_formats import BLOCK_FORMATS, GROUP
 from .block_rows import decoded, pack_rows
+from .widened import MIN_ROWS as WIDENED_ROWS
 
 WIDTH = HOST.width
 
-NUM_DESCRIPTOR_WORDS = 8
+NUM_DESCRIPTOR_WORDS, TILES_FROM = 9, 8
 # Formats, the first number of a descriptor.
 FLOAT32 = 0
 BFLOAT16 = 1  # rows stay float32; exact for float32 models whose weights are bfloat16s
@@ -56,9 +58,9 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 class PackedMatrix:
     """A weight matrix [N, C] in panels, and its bias.
 
-    `descriptor` is int64 [NUM_DESCRIPTOR_WORDS]: format, outputs, inputs, group size (0 without groups), and the
-    addresses of codes, scales, bases (0 where the format has none) and the float32 bias. The addresses hold as long as
-    this object.
+    `descriptor` is int64 [NUM_DESCRIPTOR_WORDS]: format, outputs, inputs, group size (0 without groups), the
+    addresses of codes, scales, bases (0 where the format has none) and the float32 bias, and the number of rows from
+    which on products go by tiles (`amx`), 0 for none. The addresses hold as long as this object.
 
     Of BLOCKS, the address of codes is that of a table of sections of panels, that of scales their number. A section is
     int64 [5]: its last panel + 1, the address of its first one, a panel's bytes and units, and the address of its loop.
@@ -75,8 +77,15 @@ class PackedMatrix:
         self._formats: list[str] = []  # of the sections of BLOCKS
         self._sections: torch.Tensor | None = None  # int64 [sections, 5] of BLOCKS, until they have their loops
         self._descriptor: NDArray[np.int64] = np.array(
-            [kind, outputs, inputs, group, 0, 0, 0, self._bias.ctypes.data], np.int64
+            [kind, outputs, inputs, group, 0, 0, 0, self._bias.ctypes.data, self._tile_rows(kind, group)], np.int64
         )
+
+    @staticmethod
+    def _tile_rows(kind: int, group: int) -> int:
+        """Return the number of rows from which on products go by tiles; 0: none do."""
+        if kind == BFLOAT16_ROWS or (kind == INT8 and group % STEP_BYTES == 0):
+            return min_rows()
+        return WIDENED_ROWS if kind in (INT8_GROUPS, INT4, BLOCKS) and min_rows() else 0
 
     @classmethod
     def of_dense(
@@ -164,6 +173,11 @@ class PackedMatrix:
                 self._sections[section, 4] = loop_address(name)
             self._sections = None
         return self._descriptor
+
+    def round_alike(self) -> None:
+        """Multiply few and many rows by the same instructions, so that a row's numbers do not depend on how many."""
+        if self._descriptor[0] != INT8:  # its sums are exact, by tiles too
+            self._descriptor[TILES_FROM] = 0
 
     def weights(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight in float32 [len(outputs), C], of a matrix of one block format."""

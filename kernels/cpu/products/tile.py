@@ -127,7 +127,7 @@ class Tile:
         return self.call(name, self.floats, total, self.b.bitcast(x, kind), self.b.bitcast(y, kind))
 
     def round_to_pairs(self, low: Any, high: Any) -> Any:
-        """Return two vectors of float32s as bfloat16s, one after the other. NaN stays NaN if it is the processor's."""
+        """Return two vectors of float32s as bfloat16s, one after the other. NaN stays NaN."""
         b = self.b
         if not self.instructions.emulated:
             kind = ir.VectorType(_BFloat(), 2 * self.lanes)
@@ -138,9 +138,18 @@ class Tile:
             bits = b.bitcast(value, self.ints)
             even = b.and_(b.lshr(bits, self.constant(16)), self.constant(1))
             up = b.lshr(b.add(bits, b.add(even, self.constant(0x7FFF))), self.constant(16))
+            up = b.select(b.fcmp_unordered("uno", value, value), self.constant(0x7FC0), up)
             rounded.append(b.trunc(up, ir.VectorType(I16, self.lanes)))
         order = ir.Constant(ir.VectorType(I32, 2 * self.lanes), list(range(2 * self.lanes)))
         return b.bitcast(b.shuffle_vector(*rounded, order), self.ints)
+
+    def paired(self, first: Any, second: Any) -> Any:
+        """Return two vectors of float32s as bfloat16s, those of a lane side by side."""
+        b = self.b
+        halves = b.bitcast(self.round_to_pairs(first, second), ir.VectorType(I16, 2 * self.lanes))
+        order = [lane + part for lane in range(self.lanes) for part in (0, self.lanes)]
+        both = b.shuffle_vector(halves, halves, ir.Constant(ir.VectorType(I32, 2 * self.lanes), order))
+        return b.bitcast(both, self.ints)
 
     def loop(
         self, begin: Any, end: Any, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]

@@ -6,7 +6,9 @@ loops.
 
 A vector's lanes are outputs of a panel, and nothing is added up across lanes. An output's sum runs over the inputs in
 their order: through the steps of a block of inputs, and on from the sums in `y` where the block before stopped. So a
-row's numbers are the same, bit for bit, however many rows and blocks there are.
+row's numbers are the same, bit for bit, however many rows and blocks there are. Of float32 rows, each `SUM_STEPS` steps
+are summed by themselves, and blocks begin with one of these: one sum over all inputs of a wide layer would lose four
+times as much to rounding.
 
 A step of float weights takes the inputs of one 32-bit lane: one float32 or two bfloat16. A step of integers takes a
 group of inputs: products with the rows' int8 codes are summed exactly in int32, and scaled. Scaled sums are added
@@ -26,6 +28,7 @@ from ..instructions import Instructions
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 
 INTEGERS = ("int8", "int8_groups", "int4")
+SUM_STEPS = 128  # of float32 rows, after which a sum is added to that of the steps before
 
 
 class Weights(Protocol):
@@ -143,7 +146,37 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
                     new[place] = tile.add_pairs(new[place], weight, pairs)
         return new
 
-    return tile.loop(a.begin, a.end, sums, step)
+    if weights == "bfloat16_dot":
+        return tile.loop(a.begin, a.end, sums, step)
+
+    # On the stack: the registers are for the sums that are taken.
+    totals, size = _buffer(b, len(sums) * tile.lanes), 4 * tile.lanes
+    nothing = ir.Constant(tile.floats, None)
+    for place, value in enumerate(sums):
+        tile.store(value, totals, I64(size * place))
+
+    def with_totals(values: list[Any]) -> list[Any]:
+        return [b.fadd(tile.load(totals, I64(size * p), tile.floats, 4), value) for p, value in enumerate(values)]
+
+    def step_of_some(index: Any, sums: list[Any]) -> list[Any]:
+        new = step(index, sums)
+        before, full, after = b.block, b.append_basic_block("full"), b.append_basic_block("added")
+        is_last = b.icmp_signed("==", b.and_(index, I64(SUM_STEPS - 1)), I64(SUM_STEPS - 1))
+        b.cbranch(is_last, full, after)
+        b.position_at_end(full)
+        for place, value in enumerate(with_totals(new)):
+            tile.store(value, totals, I64(size * place))
+        b.branch(after)
+        b.position_at_end(after)
+        found = []
+        for value in new:
+            merged = b.phi(tile.floats)
+            merged.add_incoming(value, before)
+            merged.add_incoming(nothing, full)
+            found.append(merged)
+        return found
+
+    return with_totals(tile.loop(a.begin, a.end, [nothing] * len(sums), step_of_some))
 
 
 def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> list[Any]:

@@ -25,9 +25,9 @@ from .products import num_parts, prepare
 
 Bytes = NDArray[np.uint8]
 
-# Words of a layer's record: addresses of the experts' descriptors, int64 [N, W] (0: the layer has no mixture), and of
-# the bias of their choice, float32 [N] (0: none).
-GATES_UPS, DOWNS, CHOICE_BIAS = range(3)
+# Words of a layer's record: addresses of the experts' descriptors, int64 [N, W] (0: the layer has no mixture), of the
+# bias of their choice, float32 [N] (0: none), and of where the chosen ones are noted, int64 [T, K] (0: nowhere).
+GATES_UPS, DOWNS, CHOICE_BIAS, CHOSEN = range(4)
 # Numbers of all mixtures of a model. With SIGMOID affinities are sigmoids of scores, else a softmax. With NORMALISED a
 # token's weights sum to 1. With SCALES_INPUTS sigmoids of the chosen scores multiply the experts' inputs, and outputs
 # have no weights. With CLAMPED the activation is `clamped_swiglu`. With SHARED_GATE the last score is that of the
@@ -337,6 +337,11 @@ def add_mixture(
             choose_experts(
                 scores_TS[t, :N], settings, factors[SCALE], experts_W[CHOICE_BIAS], weights_TK[t], chosen_TK[t]
             )
+        if experts_W[CHOSEN] != 0:
+            noted_TK = carray(_ints(experts_W[CHOSEN]), (T, K))
+            for t in range(first, end):
+                for k in range(K):
+                    noted_TK[t, k] = chosen_TK[t, k]
         complete(phases, phase + _ROUTE, parts)
     wait(phases, phase + _ROUTE, parts)
 

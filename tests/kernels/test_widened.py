@@ -1,0 +1,237 @@
+"""Weights widened to bfloat16 for tile registers. Judges: the `gguf` package's dequantisation, float64, and sums in the
+order that Intel's manual defines.
+
+Run with `RAMIFORM_CPU=amx-emulated`, this file multiplies by the matrices that its arguments name and prints what is
+wrong, and the errors beside those of dot products of codes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from llvmlite import binding, ir
+
+from ramiform.kernels.cpu.instructions import AVX512_DOT, HOST, Instructions
+from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS, GROUP
+from ramiform.kernels.cpu.products.block_matmul import BlockReader
+from ramiform.kernels.cpu.products.block_rows import pack_rows
+from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, WIDTH, PackedMatrix
+from ramiform.kernels.cpu.products.tile import Tile
+from ramiform.kernels.cpu.products.widened import MIN_ROWS, widen_integers
+from ramiform.tests.kernels import test_amx, test_integer_matmul
+from ramiform.tests.kernels.test_block_matmul import stored
+from ramiform.tests.kernels.test_instructions import X86, count
+
+PLAIN = replace(HOST, emulated=True)  # the host's vectors, without instructions for bfloat16
+INTEGERS = ("int4", "int8")
+EVERY = (*BLOCK_FORMATS, *INTEGERS)
+
+
+def module_of(emit: Callable[..., None], num_arguments: int, instructions: Instructions) -> ir.Module:
+    """Return a module with a function `widen` of int64 arguments."""
+    module, number = ir.Module(), ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [number] * num_arguments), "widen")
+    builder = ir.IRBuilder(function.append_basic_block())
+    emit(Tile(builder, instructions, 1, 1), *function.args)
+    builder.ret_void()
+    return module
+
+
+def optimised(module: ir.Module, cpu: str, triple: str) -> tuple[Any, Any]:
+    """Return the parsed module and the processor's machine."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=1)
+    parsed = binding.parse_assembly(str(module))
+    parsed.triple = triple
+    parsed.verify()
+    passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=1))
+    passes.getModulePassManager().run(parsed, passes)
+    return parsed, machine
+
+
+def run(emit: Callable[..., None], *arguments: int) -> None:
+    parsed, machine = optimised(
+        module_of(emit, len(arguments), PLAIN), binding.get_host_cpu_name(), binding.get_process_triple()
+    )
+    with binding.create_mcjit_compiler(parsed, machine) as engine:
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))
+        kind(engine.get_function_address("widen"))(*arguments)
+
+
+def widen_units(name: str) -> Callable[..., None]:
+    def emit(tile: Tile, codes: Any, units: Any, to: Any) -> None:
+        reader = BlockReader(tile, BLOCK_FORMATS[name])
+        reader.write_groups(units, codes, to, 2 * GROUP * tile.instructions.width, reader.widen)
+
+    return emit
+
+
+def widen_codes(bits: int) -> Callable[..., None]:
+    def emit(tile: Tile, *places: Any) -> None:
+        widen_integers(tile, bits, *places)
+
+    return emit
+
+
+def as_rows(wide: torch.Tensor) -> torch.Tensor:
+    """Return the bfloat16 weights [N, C] of widened panels [P, C / 2, N of a panel, 2]."""
+    return wide.transpose(1, 2).flatten(0, 1).flatten(1).view(torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_blocks_are_widened_to_the_nearest_bfloat16_of_the_package_s_weights(name: str) -> None:
+    form, C = BLOCK_FORMATS[name], 512
+    data, weights = stored(name, 2 * WIDTH, C)
+    panels = pack_rows(form, data, WIDTH)
+    wide = torch.zeros((2, C // 2, WIDTH, 2), dtype=torch.int16)
+    for panel, place in zip(panels, wide, strict=True):
+        run(widen_units(name), panel.data_ptr(), C // form.block, place.data_ptr())
+    assert torch.equal(as_rows(wide), weights.float().bfloat16())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("group", [32, 192])
+def test_codes_are_widened_to_the_nearest_bfloat16_of_their_weights(kind: str, group: int) -> None:
+    C = 384
+    matrix, weights, _ = test_integer_matmul.weights(kind, C, group, WIDTH)
+    codes, scales, bases = matrix.descriptor[4:7].tolist()
+    wide = torch.zeros((1, C // 2, WIDTH, 2), dtype=torch.int16)
+    for begin, end in ((0, 64), (64, C)):
+        place = wide[0, begin // 2].data_ptr()
+        run(widen_codes(4 if kind == "int4" else 8), codes, scales, bases, group, begin, end, place)
+    assert torch.equal(as_rows(wide), weights.float().bfloat16())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "int4"])
+def test_a_processor_widens_by_its_instructions(name: str) -> None:
+    emit, size = (widen_codes(4), 7) if name == "int4" else (widen_units(name), 3)
+    parsed, machine = optimised(module_of(emit, size, AVX512_DOT), "sapphirerapids", X86)
+    text = machine.emit_assembly(parsed)
+    assert count("vcvtne2ps2bf16", text) == 16 * AVX512_DOT.vectors
+    assert count("vpermw", text) + count("vpermi2w", text) + count("vpermt2w", text) >= 16 * AVX512_DOT.vectors
+    assert not re.findall(r"vfn?m(add|sub)\d+", text), "products are rounded before a base is added"
+    assert "tmm" not in text
+
+
+def test_deterministic_products_of_a_layer_that_is_not_packed_have_too_few_rows_to_be_widened() -> None:
+    """Act-order layers go through FixedRowsLinear, which the decoder gives 16 rows on a CPU."""
+    assert MIN_ROWS > 16
+
+
+def matrix_of(name: str, N: int, C: int) -> tuple[PackedMatrix, torch.Tensor, torch.Tensor]:
+    """Return a matrix, its weights in float64, and its bias."""
+    if name in INTEGERS:
+        return test_integer_matmul.weights(name, C, 64, N)
+    data, w = stored(name, N, C)
+    bias = torch.randn(N, generator=torch.Generator().manual_seed(0))
+    return PackedMatrix.of_blocks([(name, data)], bias), w, bias
+
+
+def check(name: str) -> None:
+    """Print what is wrong with products by a format, and their errors."""
+    from ramiform.kernels.cpu.products.matmul import packed_matmul
+
+    for N, C in ((WIDTH + 5, 2304), (2 * WIDTH, 256)):  # one block of inputs and a rest, a panel and a rest
+        matrix, w, bias = matrix_of(name, N, C)
+        x = torch.randn(90, C, generator=torch.Generator().manual_seed(C))
+        exact = x.double() @ w.T + bias
+        few = torch.cat([packed_matmul(one, matrix) for one in x.split(MIN_ROWS - 1)])
+        whole = N // WIDTH * WIDTH
+        if matrix.descriptor[TILES_FROM] != MIN_ROWS:
+            print(f"{name}: no tiles")
+        for T in (MIN_ROWS, MIN_ROWS + 1, 64, 90):
+            got = packed_matmul(x[:T], matrix)
+            want = test_amx.naive(x[:T].bfloat16(), w[:whole].float().bfloat16(), bias[:whole])
+            if not torch.equal(got[:, :whole], torch.from_numpy(want)):
+                print(f"{name}: {T} x {N} x {C} differ from sums in the manual's order")
+            if not torch.equal(got[:, whole:], few[:T, whole:]):
+                print(f"{name}: {T} x {N} x {C}: the last panel is not that of dot products")
+            if not torch.equal(got[5:], packed_matmul(x[5 : T + 5], matrix)[: T - 5]):
+                print(f"{name}: {T} x {N} x {C}: a row depends on others")
+
+        def error(some: torch.Tensor, exact: torch.Tensor = exact, whole: int = whole) -> float:
+            return float((some.double() - exact)[:, :whole].norm() / exact[:, :whole].norm())
+
+        print(f"{name} {C} error {error(packed_matmul(x, matrix)):.2e} {error(few):.2e}")
+        broken = x.clone()
+        broken[7, 100] = float("nan")
+        y = packed_matmul(broken, matrix)
+        if not (y[7].isnan().all() and torch.equal(y[8:], packed_matmul(x, matrix)[8:])):
+            print(f"{name}: NaN stays in its row")
+        matrix.round_alike()
+        if not torch.equal(packed_matmul(x, matrix), few):
+            print(f"{name}: deterministic products depend on the number of rows")
+
+
+# A minute each, most of it to compile loops: `make test-tiles` takes every kind.
+EMULATED = EVERY if os.environ.get("RAMIFORM_CPU") == "amx-emulated" else ("Q5_0", "Q6_K", "int4")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", EMULATED)
+def test_emulated_tiles_multiply_by_widened_weights(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", __file__, name],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RAMIFORM_CPU": "amx-emulated"},
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[2] for line in lines] == ["error"] * 2, done.stdout + done.stderr
+    for *_, widened, rounded in lines:
+        assert float(widened) < 3e-3
+        assert float(widened) < 0.6 * float(rounded)
+
+
+LOOP = """
+    from llvmlite import binding
+    found = dict(binding.get_host_cpu_features()) | dict.fromkeys(
+        ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16",
+         "amx-int8"), True)
+    binding.get_host_cpu_features = lambda: type("Features", (dict,), {})(found)
+    from numba.core import config
+    config.CPU_NAME, config.CPU_FEATURES = "sapphirerapids", ""
+    from numba import njit
+    from ramiform.kernels.cpu.products import block_matmul
+    number = [form.name for form in block_matmul._FORMATS].index("Q5_0")
+    loop = njit("void(" + ", ".join(["int64"] * 12) + ")", error_model="numpy")(block_matmul._loop(number, 32))
+    print(*loop.inspect_asm().values())
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("level", "has_tiles"), [("amx", True), ("avx512-dot", False)])
+def test_a_format_s_loop_has_tile_instructions_only_for_a_processor_with_tiles(level: str, has_tiles: bool) -> None:
+    """The loop is compiled for it, not run."""
+    done = test_amx.run(level, "-c", textwrap.dedent(LOOP))
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert count("vpdpbusd", text) > 0  # few rows
+    if has_tiles:
+        assert count("tdpbf16ps", text) >= 8
+        assert count("ldtilecfg", text) >= 1
+        assert count("tilerelease", text) >= 1
+        assert count("vcvtne2ps2bf16", text) >= 64
+    else:
+        assert "tmm" not in text
+        assert "tilecfg" not in text
+        assert "vcvtne2ps2bf16" not in text
+
+
+if __name__ == "__main__":
+    for format_name in sys.argv[1:]:
+        check(format_name)
