@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, DfaStart
+from .automaton.generation import MakeStart
 from .automaton.literals import LeadState, ListedTextsStart
 from .automaton.masks import PACKAGE
-from .automaton.matcher import CompiledGrammar, MakeStart
+from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget, compilation, counted
 from .constraint import (

@@ -31,6 +31,7 @@ from .actions import (
     FLAGS,
     GOTO,
     GUARDED,
+    HEAD,
     MARKS,
     NEXT_STATE,
     NUM_RETURNS,
@@ -153,10 +154,12 @@ class Counting(Limited):
 class TokenGate:
     """Base of control states that whole tokens may leave, or that count the tokens of the text that they are in.
 
-    Only those whose `is_gate` is True do. Their bytes act as those of other states.
+    Only those whose `is_gate` is True do. Their bytes act as those of other states. The next token is sampled at
+    `temperature`; None: the request's.
     """
 
     is_gate: bool = False
+    temperature: float | None = None
 
     def allowed_tokens(self) -> NDArray[np.int32]:
         """Return the bitmask of the whole tokens that lead on, beside those whose bytes do. Read-only."""
@@ -197,6 +200,7 @@ class Automaton:
     num_filled: int = 0  # rows, so far
     _next_check: int = 0  # number of rows at which the size is checked again
     gates: dict[int, TokenGate] = field(default_factory=dict)  # states that know of tokens, by their numbers
+    temperatures: dict[int, float] = field(default_factory=dict)  # of the next token in states that have their own
     _bases: list[int] = field(default_factory=list)  # of the blocks, ascending
     _blocks: list[ref[Block]] = field(default_factory=list)
     _numbers: dict[Any, int] = field(default_factory=dict)
@@ -214,6 +218,8 @@ class Automaton:
             self._values[number] = state
             if isinstance(state, Limited) and state.limit:
                 self.tables.states[number, MARKS] = self.new_marks((state.limit,))
+            if isinstance(state, TokenGate) and state.temperature is not None:
+                self.temperatures[number] = state.temperature
             if isinstance(state, TokenGate) and state.is_gate:
                 self.gates[number] = state
                 if state.at_boundary() is None:
@@ -343,7 +349,15 @@ class Automaton:
 
     def clear(self) -> None:
         """Forget everything, so that its objects are freed at once: compilers and their states hold each other."""
-        for known in (self._numbers, self._values, self._pushes, self._guards, self.memory, self.gates):
+        for known in (
+            self._numbers,
+            self._values,
+            self._pushes,
+            self._guards,
+            self.memory,
+            self.gates,
+            self.temperatures,
+        ):
             known.clear()
         for caches in self.caches:
             for cache in caches:
@@ -389,11 +403,22 @@ class Automaton:
             codes = tables.targets[state[ROW] + tables.classes[state[CLASSES]].astype(np.int64)]
             live = np.flatnonzero(codes)
             found = dict(zip(live.tolist(), codes[live].tolist(), strict=True))
-        edge = int(state[1])
+        edge = int(state[HEAD])
         while edge >= 0:
             byte, code, edge = tables.edges[edge].tolist()
             found[byte] = code
         return {byte: code for byte, code in found.items() if code}
+
+    def codes_inside(self, number: int) -> list[int]:
+        """Return the different actions in a state inside a text, in the order of their first bytes."""
+        tables, state = self.tables, self.tables.states[number]
+        if state[HEAD] >= 0:
+            return list(dict.fromkeys(self.edges_of(number).values()))
+        key = "classes in order", int(state[CLASSES])
+        if key not in self.memory:
+            self.memory[key] = np.array([*dict.fromkeys(tables.classes[key[1]].tolist())])
+        codes = tables.targets[self.memory[key] + state[ROW]]
+        return [code for code in dict.fromkeys(codes.tolist()) if code]
 
     def is_control_state(self, number: int) -> bool:
         """Return True if a number is that of a control state or frame, and not of a state inside a text."""

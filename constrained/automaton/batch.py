@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ... import loops
 from ..errors import GrammarError
+from .generation import Generation
 from .masks import PACKAGE, NotReadyError
-from .matcher import Generation, Matcher
+from .matcher import Matcher
 from .walks import MaskWalk, walk_together
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
+from ...loops import compiled
+
+_OPENS, _CLOSES, _COLON, _QUOTE, _BACKSLASH = (0x7B, 0x5B), (0x7D, 0x5D), 0x3A, 0x22, 0x5C
+_NESTS_OR_ESCAPES = (b"{", b"[", b"\\")
+_MOST_AT_ONCE = 32  # names that are found by one compiled call
 _HAS_ONE_SPELLING = re.compile(r"[ !#-.0-\[\]-~]*")  # printable ASCII but quote, slash and backslash
 
 
@@ -59,16 +63,17 @@ def _names_until(end: int, text: bytes | bytearray, start: int, names: UsedNames
 
     It begins there (`depth` 0), or its member's name does, whose quote is at `start` (1). `names` are those before.
     """
-    found, last = set(), b""
-    for match in _STRINGS_AND_BRACKETS.finditer(text, start, end):
-        part = match[0]
-        if part == b":" and depth == 1:
-            found.add(json.loads(last) if b"\\" in last else last[1:-1].decode("utf-8", "surrogatepass"))
-        elif part in b"{[":
-            depth += 1
-        elif part in b"}]":
-            depth -= 1
-        last = part
+    found: set[str] = set()
+    if start >= end:
+        return names
+    segment = bytes(text[start:end])
+    if depth and not any(mark in segment for mark in _NESTS_OR_ESCAPES):
+        parts = segment.split(b'"')
+        strings = zip(parts[1::2], parts[2::2], strict=False)
+        named = (name for name, after in strings if after.lstrip(b" \t\n\r").startswith(b":"))
+        found.update(name.decode("utf-8", "surrogatepass") for name in named)
+    else:
+        found.update(_nested_names(text, start, end, depth))
     if not found:
         return names
     endings = [name.encode("utf-8", "surrogatepass") + b'"' for name in found]
@@ -77,6 +82,46 @@ def _names_until(end: int, text: bytes | bytearray, start: int, names: UsedNames
         sorted(names.endings + endings),
         names.have_one_spelling and all(map(_HAS_ONE_SPELLING.fullmatch, found)),
     )
+
+
+def _nested_names(text: bytes | bytearray, start: int, end: int, depth: int) -> Iterator[str]:
+    """Yield the names of an object between two places of a text, whatever its members are."""
+    data = np.frombuffer(text if isinstance(text, bytearray) else bytearray(text), np.uint8)
+    places = np.empty((_MOST_AT_ONCE, 2), np.int64)
+    while start < end:
+        number, start, depth = find_names(data, start, end, depth, places)
+        for first, last in places[:number].tolist():
+            name = text[first:last]
+            yield json.loads(b'"' + name + b'"') if b"\\" in name else name.decode("utf-8", "surrogatepass")
+
+
+@compiled("(uint8[::1], int64, int64, int64, int64[:,::1])")
+def find_names(
+    data: NDArray[np.uint8], at: int, end: int, depth: int, places: NDArray[np.int64]
+) -> tuple[int, int, int]:
+    """Write where names of an object begin and end, between two places of a text, until there is no room.
+
+    `depth` is 0 before the object and 1 inside it. Returns the number of names, and the place and depth to go on at.
+    """
+    number, first, last = 0, at, at
+    while at < end:
+        byte = data[at]
+        at += 1
+        if byte == _QUOTE:
+            first = last = at
+            while last < end and data[last] != _QUOTE:
+                last += 2 if data[last] == _BACKSLASH else 1
+            at = last + 1
+        elif byte in _OPENS:
+            depth += 1
+        elif byte in _CLOSES:
+            depth -= 1
+        elif byte == _COLON and depth == 1:
+            places[number, 0], places[number, 1] = first, last
+            number += 1
+            if number == len(places):
+                break
+    return number, at, depth
 
 
 @dataclass
@@ -144,15 +189,17 @@ class QuotedTokens:
             follows = (part.lstrip(b" \t\r\n").startswith(b":") for part in parts[2:])
             if any(is_name and quoted[at] in quoted[at + 1 :] for at, is_name in enumerate(follows)):
                 self.doubled.append(number)
+        words = (tokens[number] or b"" for number in self.ending.tolist())
+        self._heads = frozenset(word[: word.index(b'"')].decode(errors="replace") for word in words)
         self._longest = int(np.diff(starts)[self.ending].max(initial=0))
         longest = max(map(len, self._whole), default=0)
         longest_spelling = 6 * longest  # each byte may be escaped, as \\u0061
         self._window = longest_spelling + 2
-        # One of these texts, or a text with escapes, as a name or as a string at the end, which may become one. Matches
-        # may overlap and begin at a string's end.
-        plain = b"|".join(re.escape(text) for text in sorted(self._whole) if b"\\" not in text) or b"(?!)"
-        escaped = rb'[^"\\]{0,%d}\\.(?:[^"\\]|\\.){0,%d}' % (longest_spelling, longest_spelling)
-        self._names = re.compile(rb'"(?=(%s|%s)"[ \t\r\n]*(:|\Z))' % (plain, escaped), re.DOTALL)
+        # A text that may be one of these, as a name or as a string at the end, which may become one. Matches may
+        # overlap and begin at a string's end.
+        spelling = rb'[^"\\]{0,%d}(?:\\.(?:[^"\\]|\\.){0,%d})?' % (longest_spelling, longest_spelling)
+        first = b"".join(re.escape((text + b'"')[:1]) for text in sorted(self._whole))  # most names begin otherwise
+        self._names = re.compile(rb'"(?=[\\%s])(?=(%s)"[ \t\r\n]*(:|\Z))' % (first, spelling), re.DOTALL)
         self._beginning_with = lru_cache(1 << 14)(self.beginning_with)
 
     def read(self, history: bytearray, names: NamesInTokens) -> None:
@@ -196,7 +243,10 @@ class QuotedTokens:
         found: list[int] = []
         if used.endings:
             longest = len(name) + self._longest
-            for at in range(bisect_left(used.endings, name), len(used.endings)):
+            if not name:
+                for text in used.names & self._heads:
+                    found += self._beginning_with(text.encode() + b'"')
+            for at in range(bisect_left(used.endings, name), len(used.endings)) if name else ():
                 ending = used.endings[at]
                 if not ending.startswith(name):
                     break

@@ -35,9 +35,10 @@ def expand_some(automaton: Automaton, start: ControlState, most: int) -> None:
     todo, known = deque([first]), {first}
     while todo and len(known) < most:
         state, stack = todo.popleft()
-        codes = list(dict.fromkeys(automaton.edges_of(state).values()))
-        if not automaton.is_control_state(state):
-            codes = codes[:MAX_BRANCHES]
+        if automaton.is_control_state(state):
+            codes = list(dict.fromkeys(automaton.edges_of(state).values()))
+        else:
+            codes = automaton.codes_inside(state)[:MAX_BRANCHES]
         for code in codes:
             for after in _after(automaton, code, stack):
                 if after not in known:

@@ -13,6 +13,7 @@ from ..regex.dfa import START, Dfa
 from ..regex.listed import ListedEdges
 from .actions import DEAD, ENDING, FILLED, GOTO, HEAD, SHIFT
 from .automaton import Automaton, ControlState, TransitionRow
+from .generation import HasNamedParts, OutputReader
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES, _NO_STATES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.zeros(0, np.bool_)
@@ -96,7 +97,7 @@ def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
 
 
 @record()
-class LeadState:
+class LeadState(HasNamedParts):
     """State before a text, which is not empty, after which `rest` follows."""
 
     text: bytes
@@ -105,6 +106,28 @@ class LeadState:
     def expand(self, automaton: Automaton) -> TransitionRow:
         following = LeadState(self.text[1:], self.rest) if len(self.text) > 1 else self.rest
         return TransitionRow({self.text[0]: automaton.goto(following)})
+
+    def reader(self, automaton: Automaton) -> OutputReader | None:
+        """Return what reads the text behind the lead, if it has named parts."""
+        inner = self.rest.reader(automaton) if isinstance(self.rest, HasNamedParts) else None
+        return None if inner is None else _BehindLead(len(self.text), inner)
+
+
+@dataclass
+class _BehindLead:
+    """Reads an output behind its first `num_left` bytes, within which no token but the last ends."""
+
+    num_left: int
+    inner: OutputReader
+
+    def read(self, token: int, data: bytes) -> None:
+        num_passed = min(self.num_left, len(data))
+        self.num_left -= num_passed
+        if num_passed == 0 or data[num_passed:]:
+            self.inner.read(token if num_passed == 0 else -1, data[num_passed:])
+
+    def captures(self) -> list[tuple[str, bytes]]:
+        return self.inner.captures()
 
 
 @dataclass(frozen=True, eq=False)

@@ -182,6 +182,10 @@ class TokenWalker:
         at, memory, context = walk.at, walk.memory, walk.scratch.context
         guarded = False
         while status != layout.DONE:
+            if status == layout.NEEDS_STATE:
+                self._fill(context.item(layout.WANTED))
+                status, depth = self._run(walk, depth)
+                continue
             path = b""
             if status == layout.NEEDS_GUARD:
                 guarded = True

@@ -9,55 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Lock, RLock
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarError, StatesExhaustedError
-from .automaton import Accepted, Automaton, ControlState, next_measure
+from .automaton import next_measure
 from .duplicate_names import NamesInTokens
+from .generation import Generation, MakeStart, NamedParts
 from .layout import NUM_CELL_COLUMNS
-from .masks import NotReadyError, TokenWalker
+from .masks import NotReadyError
 from .token_trie import address_of
 from .vocabulary import Vocabulary
-from .walks import Configuration, KnownMask, MaskWalk, OutputMemory, TokenMask
+from .walks import Configuration, KnownMask, MaskWalk, OutputMemory, TokenMask, known_mask
 
 T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
 RENEWAL_BYTES = 32 << 20  # of an automaton; masks are bounded by themselves
 _NO_TOKEN = -1  # a byte that was accepted by itself
 MIN_OUTPUTS = 16  # that an automaton serves before it is renewed; if it serves fewer, the next may grow larger
-
-MakeStart = Callable[[Automaton], ControlState]  # returns the state before the text; GrammarError if there is none
-
-
-class Generation:
-    """An automaton over a vocabulary, with its walker. Use it under its lock."""
-
-    def __init__(self, make_start: MakeStart, vocabulary: Vocabulary) -> None:
-        automaton = Automaton()
-        self.automaton = automaton
-        self.start = automaton.number(make_start(automaton))
-        automaton.refused.are_raised = True
-        self.end = automaton.number(Accepted())
-        self.walker = TokenWalker(automaton, vocabulary)
-        self.lock = RLock()
-        self.num_outputs = 0
-        self.next_measured = 0  # number of filled rows at which its size is measured again
-
-    def __del__(self) -> None:
-        # A search of the garbage collector for what is left of it would hold the interpreter for long.
-        if automaton := self.__dict__.get("automaton"):
-            automaton.clear()
-        if walker := self.__dict__.get("walker"):
-            walker.close()
-
-    @property
-    def num_bytes(self) -> int:
-        """Estimate of the memory that it takes, masks included."""
-        return self.automaton.num_bytes + self.automaton.num_fixed_bytes + self.walker.num_bytes
 
 
 class CompiledGrammar:
@@ -70,17 +42,12 @@ class CompiledGrammar:
         self._make_start = make_start
         self._renewal_bytes = RENEWAL_BYTES
         self._renewing = Lock()
-        self._generation = Generation(make_start, vocabulary)
-
-    @property
-    def generation(self) -> Generation:
-        """The generation in which outputs begin now."""
-        return self._generation
+        self.generation = Generation(make_start, vocabulary)  # in which outputs begin now
 
     @property
     def num_bytes(self) -> int:
         """Estimate of the memory that the current generation takes, masks included."""
-        return self._generation.num_bytes
+        return self.generation.num_bytes
 
     def matcher(self) -> Matcher:
         """Begin a new output."""
@@ -88,7 +55,7 @@ class CompiledGrammar:
 
     def drop_masks(self) -> None:
         """Forget the cached masks, unless one is being computed. They are computed again when they are needed."""
-        generation = self._generation
+        generation = self.generation
         if generation.lock.acquire(blocking=False):
             try:
                 generation.walker.drop_masks()
@@ -97,14 +64,14 @@ class CompiledGrammar:
 
     def renew_if_large(self) -> None:
         """Begin a fresh generation if the current one has grown beyond the bound."""
-        old = self._generation
+        old = self.generation
         if old.automaton.num_filled < old.next_measured:
             return
         old.next_measured = next_measure(old.automaton.num_filled)
         if old.automaton.num_bytes <= self._renewal_bytes or not self._renewing.acquire(blocking=False):
             return
         try:
-            if self._generation is not old:
+            if self.generation is not old:
                 return
             if old.num_outputs < MIN_OUTPUTS:
                 # A renewal costs about as much as an output, so it must not come with every one.
@@ -117,11 +84,11 @@ class CompiledGrammar:
     def replace(self, full: Generation) -> None:
         """Begin a fresh generation if `full` is the current one."""
         with self._renewing:
-            if self._generation is full:
+            if self.generation is full:
                 self._renew()
 
     def _renew(self) -> None:
-        self._generation = self.fresh_generation()
+        self.generation = self.fresh_generation()
         self.num_renewals += 1
 
     def fresh_generation(self) -> Generation:
@@ -156,6 +123,7 @@ class Matcher:
         self._known_forced: ForcedText | None = None
         self._enter(generation or grammar.generation)
         self._num_replayed = 0  # tokens, when it entered its generation
+        self._parts = NamedParts(self._generation)
 
     def mask(self, out: NDArray[np.int32]) -> None:
         """Write the allowed tokens into int32[ceil(V / 32)]: bit t % 32 of word t // 32 for token t.
@@ -168,8 +136,8 @@ class Matcher:
     def _current_mask(self) -> NDArray[np.int32]:
         at, known = self._at, self._known_mask
         if known is not None:
-            before, bits, is_steady = known
-            if before is at or (is_steady and before[0] == at[0] and before[1] == at[1]):
+            before, bits, mask = known
+            if before is at or (before[0] == at[0] and before[1] == at[1] and self._walker.is_steady(mask, at)):
                 return bits
         if self._generation is not self._grammar.generation:
             self.move_if_outdated()
@@ -187,7 +155,7 @@ class Matcher:
                 at = walker.alike(at)
             known = walker.known_mask(at, self._cells)
             if known is not None and not known.may_repeat:
-                return KnownMask(self._at, known.bits, walker.is_steady(known, at))
+                return known_mask((self._at, known.bits, known))
             if known is None and self._is_at_once:
                 raise NotReadyError
             self._forget_path()
@@ -199,7 +167,7 @@ class Matcher:
 
     def _without_repeated(self, mask: TokenMask, at: Configuration) -> KnownMask:
         bits = self._walker.without_repeated(mask, at, self._memory, self._names) if mask.may_repeat else mask.bits
-        return KnownMask(self._at, bits, self._walker.is_steady(mask, at))
+        return known_mask((self._at, bits, mask))
 
     def accept(self, token: int) -> bool:
         """Consume a token. Returns False, and changes nothing, if it is not allowed."""
@@ -287,6 +255,29 @@ class Matcher:
     def _may_end(self) -> bool:
         with self._generation.lock:
             return self._walker.may_end(self._walker.alike(self._at), self._cells, self._history)
+
+    @property
+    def num_accepted(self) -> int:
+        """Number of the tokens accepted, an end of sequence too."""
+        return len(self._before)
+
+    @property
+    def temperature(self) -> float | None:
+        """Temperature at which the grammar wants the next token to be sampled; None: the request's."""
+        return self._generation.automaton.temperatures.get(self._at.state)
+
+    def read_on(self) -> None:
+        """Let the named parts of the output be found up to here, from where no token may be rolled back, unless a
+        thread has the grammar.
+
+        Raises GrammarError if they take too much.
+        """
+        self._parts.read(self._before, self._history, self._grammar.vocabulary.eos_ids, waits=False)
+
+    def captures(self) -> list[tuple[str, bytes]] | None:
+        """Return names and texts of the output's named parts, inner ones first; None if the grammar names none."""
+        self._parts.read(self._before, self._history, self._grammar.vocabulary.eos_ids, waits=True)
+        return self._parts.captures()
 
     def forced(self) -> bytes:
         """Return the bytes that must come next, up to a choice or a possible end of the output."""

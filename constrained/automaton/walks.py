@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..budget import cached_property
 from . import layout
 from .tables import Tables
 from .token_trie import TokenTrie, address_of, addresses
@@ -55,14 +56,14 @@ class TokenMask:
 
 
 class KnownMask(NamedTuple):
-    """The mask of an output's configuration, without names that would come again.
-
-    `is_steady`: it is that of all others with the same state and the same top of the stack.
-    """
+    """The mask of an output's configuration, and its bits without names that would come again."""
 
     at: Configuration
     bits: NDArray[np.int32]
-    is_steady: bool
+    mask: TokenMask
+
+
+known_mask: Callable[[tuple[object, ...]], KnownMask] = partial(tuple.__new__, KnownMask)  # half of its time
 
 
 class MaskWalk:
@@ -193,6 +194,7 @@ class PackedArrays:
         return self._address
 
 
+@cache
 def _entry(name: str) -> Any:
     """Return a loop of `walk_packed` that takes only numbers, as a plain function."""
     from . import walk_packed  # not at the top: it imports numba

@@ -43,6 +43,11 @@ class EarleySets:
         self.caches = (self._numbers, self._waiting, self._after)  # what grows with the texts
         self.start = self._add({EarleyItem(whole, 0, 0, NOWHERE, whole)}, accepting=0 in nullable)
 
+    @property
+    def rules(self) -> tuple[Rules, frozenset[int]]:
+        """The alternatives of each nonterminal, and the nonterminals that derive the empty text."""
+        return self._alternatives, self._nullable
+
     def expected(self, number: int) -> list[int]:
         """Return the terminals that may come next."""
         return [-1 - symbol for symbol in self._waiting[number] if symbol < 0]

@@ -3,8 +3,8 @@ r"""Parser for grammars as llama.cpp writes them (GBNF; xgrammar and SGLang say 
 Rules are over characters, and nothing is skipped: every reading of a text counts. `<name>`, `<[7]>` and `!<name>` are
 whole tokens, as in xgrammar's `Token`, `ExcludeToken` and `TokenTagDispatch`; its `TagDispatch` is free text with
 tags, its `Regex` a pattern, its `Substring` a part of consecutive texts. `Lazy` is llama-server's `grammar_lazy`: free
-text without some words, and then perhaps a rule, each of whose texts begins with one of them. Look-ahead
-(`(=...)`) is refused.
+text without some words, patterns or tokens, and then perhaps a rule, each of whose texts begins with one of them.
+Look-ahead (`(=...)`) is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Any, NoReturn
 
 from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
+from ..regex.byte_dfa import byte_dfa
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from ..regex.syntax.expression import Chars, Seq, literal
+from ..regex.dfa import START
+from ..regex.subset import char_dfa
+from ..regex.syntax.expression import Chars, Expression, Seq, alternation, has_look, literal
 from ..regex.syntax.parser import parse_regex
 from .cfg import MAX_GRAMMAR_REPEAT, MAX_GRAMMAR_TEXT, Cfg, TokenSet
-from .lazy import begins_with_one_of
+from .lazy import begins_with_match, begins_with_token
 from .rule_expressions import (
     Alternatives,
     Concatenation,
@@ -27,6 +30,7 @@ from .rule_expressions import (
     Repetition,
     Rule,
     RuleReference,
+    Without,
     cfg_of_rules,
     without_anchors,
 )
@@ -61,7 +65,7 @@ class _GbnfParser:
         self._depth = 0
         self._uses: dict[str, int] = {}  # names of rules with the position of their first use
         self._made: dict[str, Rule] = {}  # rules of macros
-        self._lazy_rules: list[tuple[str, tuple[str, ...], int]] = []  # with their words and positions
+        self._lazy_rules: list[tuple[str, tuple[Expression, ...], tuple[int | str, ...], int]] = []  # with triggers
 
     def rules(self, start: str) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
@@ -205,21 +209,37 @@ class _GbnfParser:
         return self._dispatch(name, int if name == "TokenTagDispatch" else str, values, options, start)
 
     def _lazy(self, values: list[object], start: int) -> Rule:
-        *words, rule = values or [None]
-        triggers = tuple(word for word in words if isinstance(word, str) and word)
-        if not triggers or len(triggers) < len(words) or not isinstance(rule, RuleReference):
-            self._fail("Lazy takes words and a rule", start)
-        self._lazy_rules.append((rule.name, triggers, start))
-        return Concatenation((Dispatch((), triggers, True), Repetition(rule, 0, 1)))
+        *triggers, rule = values or [None]
+        patterns = [value for value in triggers if isinstance(value, Pattern)]
+        if any(pattern.has_anchors or has_look(pattern.expression) for pattern in patterns):
+            self._fail("a pattern that is a trigger has no ^, no $ and no look-around", start)
+        texts = [literal(value) for value in triggers if isinstance(value, str) and value]
+        texts += [pattern.expression for pattern in patterns]
+        tokens = [value for value in triggers if isinstance(value, TokenSet) and not value.is_excluded]
+        whole = [each for token in tokens for each in token.tokens]
+        if not triggers or not isinstance(rule, RuleReference) or len(triggers) not in (len(texts), len(tokens)):
+            self._fail("Lazy takes words and patterns, or tokens, and a rule", start)
+        self._lazy_rules.append((rule.name, tuple(texts), tuple(whole), start))
+        free = (
+            Repetition(TokenSet(tuple(whole), True, position=start), 0, None) if whole else Without(alternation(texts))
+        )
+        return Concatenation((free, Repetition(rule, 0, 1)))
 
     def _check_lazy(self, rules: dict[str, Rule]) -> None:
-        for name, words, start in self._lazy_rules:
+        for name, texts, tokens, start in self._lazy_rules:
             budget = CompileBudget(max_steps=GRAMMAR_STEPS)
             cfg = cfg_of_rules(rules, name, budget)
-            if cfg.has_tokens:
-                self._fail("a lazy grammar with words has no tokens", start)
-            if not begins_with_one_of(cfg, {word.encode() for word in words}, budget):
-                self._fail(f"each text of {name} has to begin with a trigger, one of {', '.join(words)}", start)
+            if tokens:
+                begins = begins_with_token(cfg, tokens)
+            else:
+                if cfg.has_tokens:
+                    self._fail("a lazy grammar with words or patterns has no tokens", start)
+                dfa = byte_dfa(char_dfa(alternation(texts), budget), "utf8", budget)
+                if dfa.accepting[START]:
+                    self._fail("a trigger may not be empty", start)
+                begins = begins_with_match(cfg, dfa, budget)
+            if not begins:
+                self._fail(f"each text of {name} has to begin with a trigger, one of those that Lazy lists", start)
 
     def _pattern_or_part(self, name: str, values: list[object], options: dict[str, object], start: int) -> Rule:
         """Return a pattern as a rule, or the rule of a run of consecutive texts, which may be empty."""
@@ -228,7 +248,9 @@ class _GbnfParser:
             self._fail(f"{name} takes {'one text, a pattern' if name == 'Regex' else 'texts'}", start)
         if name == "Regex":
             try:
-                return Pattern(without_anchors(parse_regex(texts[0])))
+                pattern = parse_regex(texts[0])
+                inside = without_anchors(pattern)
+                return Pattern(inside, has_anchors=inside != pattern)
             except GrammarError as error:
                 self._fail(f"the pattern {texts[0]!r}: {error}", start)
         if len(texts) > _MAX_SUBSTRING:
@@ -259,6 +281,10 @@ class _GbnfParser:
                     self._fail("expected , or ) in a tuple")
                 self._skip(_ANY_SPACE)
             found = tuple(several)
+        elif self._text[start : start + 1] == "<":
+            found = self._token(start)
+        elif self._take("Regex("):
+            found = self._macro("Regex", start)
         elif match := _INTEGER.match(self._text, self._at):
             self._at, found = match.end(), int(match[0])
         elif (name := self._name()) is not None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ..budget import INTERPRETED, CompileBudget
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import length_char_dfa
+from ..regex.char_dfa import CharDfa, length_char_dfa
+from ..regex.charset import ALL
 from ..regex.dfa import START, Dfa, without_empty
 from ..regex.subset import char_dfa
 from ..regex.syntax.expression import (
@@ -84,12 +85,20 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression, which may look around itself."""
+    """A regular expression, which may look around itself. `has_anchors`: it had some at its ends."""
+
+    expression: Expression
+    has_anchors: bool = False
+
+
+@dataclass(frozen=True)
+class Without:
+    """Free text in which nothing matches an expression."""
 
     expression: Expression
 
 
-Rule = Chars | Seq | Pattern | RuleReference | Concatenation | Alternatives | Repetition | TokenSet | Dispatch
+Rule = Chars | Seq | Pattern | RuleReference | Concatenation | Alternatives | Repetition | TokenSet | Dispatch | Without
 
 
 def cfg_of_rules(rules: Mapping[str, Rule], start: str, budget: CompileBudget) -> Cfg:
@@ -141,7 +150,7 @@ class _RuleTranslator:
                     return None
                 join = sequence if isinstance(rule, Concatenation) else _choice
                 return _limited(join(*(part for part, _ in kept)), 1 + sum(size for _, size in kept))
-            case TokenSet() | Dispatch():
+            case TokenSet() | Dispatch() | Without():
                 return None
 
     def _named(self, name: str) -> tuple[Expression, int] | None:
@@ -212,6 +221,10 @@ class _RuleTranslator:
                 return (self._builder.terminal(rule, lambda: made),)
             case Dispatch():
                 return self._dispatch(rule)
+            case Without(expression=expression):
+                anything = repeat(Chars(ALL), 0, None)
+                free = char_dfa(sequence(anything, expression, anything), self._budget).complement()
+                return self._optional_terminal(rule, free)
             case _:
                 return self._builder.choice(self._alternatives(rule))
 
@@ -248,13 +261,18 @@ class _RuleTranslator:
     def _terminal(self, expression: Expression) -> tuple[Symbol, ...]:
         if expression == EMPTY:
             return ()
-        chars = char_dfa(expression, self._budget)
+        return self._optional_terminal(expression, char_dfa(expression, self._budget))
+
+    def _optional_terminal(self, key: Expression | Without, chars: CharDfa) -> tuple[Symbol, ...]:
+        """Return the symbols of a terminal, which may be empty."""
         may_be_empty = bool(chars.accepting[START])
         if may_be_empty:
             chars = chars.intersect(length_char_dfa(1, None), self._budget)
         name = f"terminal {len(self._numbers)}"
         dfa = byte_dfa(chars, "utf8", self._budget)
-        symbol = self._builder.terminal(expression, lambda: Terminal(name, dfa, preferred=False))
+        if may_be_empty and dfa.is_empty:
+            return ()
+        symbol = self._builder.terminal(key, lambda: Terminal(name, dfa, preferred=False))
         return self._builder.choice([(), (symbol,)]) if may_be_empty else (symbol,)
 
 

@@ -105,6 +105,25 @@ class PeerMatcher:
     def prepare(self, *, forced: bool) -> None:
         """Do nothing."""
 
+    @property
+    def num_accepted(self) -> int:
+        """Number of the tokens accepted."""
+        return self._num_tokens
+
+    # No peer's captures and temperatures are taken: `peers/llguidance.py` refuses them.
+
+    @property
+    def temperature(self) -> float | None:
+        """None: that of the request."""
+        return None
+
+    def read_on(self) -> None:
+        """Do nothing."""
+
+    def captures(self) -> list[tuple[str, bytes]] | None:
+        """Return None: nothing is captured."""
+        return None
+
     def native(self) -> PeerMatcher:
         """Return the matcher itself."""
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..constraint import Choices, Grammar, GrammarSource, JsonObject, JsonSchema
 from ..errors import GrammarError
 from .interface import Peer, not_supported
 from .schema_options import has_any_whitespace, peer_schema
+
+_OWN_ATTRIBUTE = re.compile(r"^[!?]*[_a-z][\w-]*\s*\[[^\]\n]*\b(capture|stop_capture|temperature)\b", re.MULTILINE)
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[GrammarSource], Callable[[], Peer]]:
@@ -42,6 +45,10 @@ def _source(constraint: GrammarSource, any_whitespace: bool) -> str:
         case Choices(values=values):
             return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(json.dumps(value) for value in values)}"))
         case Grammar(text=text, syntax="lark", start=None | "start"):
+            if (found := _OWN_ATTRIBUTE.search(text)) is not None:
+                raise GrammarError.in_pattern(
+                    f"{found[1]} of a rule is for the grammar backend 'native'", text, found.start(1)
+                )
             return str(LLMatcher.grammar_from_lark(text))
         case JsonObject():
             return _source(JsonSchema({"type": "object"}), any_whitespace)

@@ -196,6 +196,24 @@ def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return found
 
 
+@compiled("(int32[:,::1], boolean[::1])")
+def reached(table: Ints, within: Bools) -> Bools:
+    """Return the start, and the states to which it leads through states `within`: bool[S]."""
+    found = np.zeros(len(table), np.bool_)
+    todo = np.empty(len(table), np.int32)
+    found[1], todo[0], size = True, 1, 1
+    while size > 0:
+        size -= 1
+        state = todo[size]
+        for label in range(table.shape[1]):
+            target = table[state, label]
+            if within[target] and not found[target]:
+                found[target] = True
+                todo[size] = target
+                size += 1
+    return found
+
+
 @compiled("(int32[:,::1], int32[::1], int32[::1], int32[::1], int32[::1])")
 def refine(table: Ints, kinds: Ints, refined: Ints, firsts: Ints, slots: Ints) -> int:
     """Number the states by their kind and the kinds of their targets, in the order of first states; return the count.

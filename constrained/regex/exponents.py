@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...loops import compiled
 from ..budget import INTERPRETED, CompileBudget
 from .dfa import DEAD, START
 from .syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
@@ -65,27 +66,22 @@ class ExponentStates:
         if found is None:
             labels = [label for _, label in steps]
             starts = tuple(exponent for exponent, _ in steps)
-            plus = self._added(_digits_of(starts, False), False, labels)
+            plus = self._added(starts, False, labels)
             found = self._after_letters[steps] = self.state()
             self._rows[found][:10], self._rows[found][PLUS] = self._rows[plus][:10], plus
             if self._negative:
-                self._rows[found][MINUS] = self._added(_digits_of(starts, True), True, labels)
+                self._rows[found][MINUS] = self._added(starts, True, labels)
         return found
 
-    def _added(self, digits: _Digits, negative: bool, labels: list[int]) -> int:
+    def _added(self, starts: tuple[int, ...], negative: bool, labels: list[int]) -> int:
         """Add the states of exponents of one sign, and return the one before their first digit."""
-        numbers = [self.state(labels[label] if size else INSIDE) for label, size, _ in digits]
-        ends: dict[tuple[int, bool, int], int] = {}
-        for number, (_, _, targets) in zip(numbers, digits, strict=True):
-            row = self._rows[number]
-            for digit, target in enumerate(targets):
-                if isinstance(target, int):
-                    row[digit] = numbers[target]
-                    continue
-                if target not in ends:
-                    ends[target] = self._end(negative, target[0], target[1], labels[target[2]])
-                row[digit] = ends[target]
-        return numbers[0]
+        table, own, ends = _digits_of(starts, negative)
+        targets = [self._end(negative, size, bool(may_grow), labels[label]) for size, may_grow, label in ends]
+        first = len(self._rows)
+        numbers = np.array([*range(first, first + len(table)), *targets, DEAD])
+        self._rows += numbers[table].tolist()
+        self._labels += [INSIDE if label < 0 else labels[label] for label in own]
+        return first
 
     def _end(self, negative: bool, size: int, may_grow: bool, label: int) -> int:
         """Return the state after so many digits of an exponent, all continuations of which have one label."""
@@ -101,40 +97,69 @@ class ExponentStates:
         return found
 
 
-# States of the digits of exponents: their label, how many digits they follow, and their targets. A target is a state,
-# or a size, whether three digits may come, and a label, where all exponents that may follow have this label.
-_Digits = list[tuple[int, int, list["int | tuple[int, bool, int]"]]]
-
-
 @lru_cache(maxsize=1024)
-def _digits_of(starts: tuple[int, ...], negative: bool) -> _Digits:
-    """Return the states of exponents without their sign. The n-th label is that of the exponents from starts[n] on."""
-    found: _Digits = []
-    most = -LEAST if negative else MOST
+def _digits_of(starts: tuple[int, ...], negative: bool) -> tuple[NDArray[np.int64], list[int], list[list[int]]]:
+    """Return the states of exponents without their sign. The n-th label is that of the exponents from starts[n] on.
 
-    exponents = np.arange(most + 1)
-    labels: list[int] = (np.searchsorted(starts, -exponents if negative else exponents, "right") - 1).tolist()
+    They are a table over all columns, their own labels (-1: none), and the ends that the numbers behind those of the
+    states mean: how many digits have come, whether three may, and the label of all exponents that may follow. The
+    number behind those of the ends is that of the dead state.
+    """
+    table, own, ends = _digit_states(np.array(starts, np.int64), negative, -LEAST if negative else MOST)
+    return table, own.tolist(), ends.tolist()
 
-    def target(value: int, size: int) -> int | tuple[int, bool, int]:
-        may_grow = size < 3 and value * 10 ** (3 - size) <= most
-        if size:
-            ends, first, after = {labels[value]}, value, value + 1
+
+@compiled("(int64[::1], boolean, int64)")
+def _label_at(starts: NDArray[np.int64], negative: bool, digits: int) -> int:
+    """Return the label of an exponent, given without its sign."""
+    found = -1
+    while found + 1 < len(starts) and starts[found + 1] <= (-digits if negative else digits):
+        found += 1
+    return found
+
+
+@compiled("(int64[::1], boolean, int64)")
+def _digit_states(
+    starts: NDArray[np.int64], negative: bool, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Compute what `_digits_of` returns, for exponents up to `most`."""
+    table, ends = np.full((111, OTHER + 1), -1), np.zeros((6 * len(starts), 3), np.int64)
+    values, sizes = np.zeros(111, np.int64), np.zeros(111, np.int64)
+    own = np.full(111, -1)
+    number, num_ends, at = 1, 0, 0
+    while at < number:
+        size = sizes[at] + 1
+        for digit in range(10):
+            value = 10 * values[at] + digit
+            if value > most:
+                break
+            label, first, after, is_one = _label_at(starts, negative, value), value, value + 1, True
             for _ in range(3 - size):
                 first, after = 10 * first, 10 * after
                 if first > most:
                     break
-                ends.add(labels[first])
-                ends.add(labels[min(after - 1, most)])
-            if len(ends) == 1:
-                return size, may_grow, ends.pop()
-        state = len(found)
-        found.append((labels[value], size, []))
-        if size < 2 or may_grow:
-            found[state][2].extend(target(10 * value + digit, size + 1) for digit in range(10))
-        return state
-
-    target(0, 0)
-    return found
+                last = min(after - 1, most)
+                is_one &= label == _label_at(starts, negative, first) == _label_at(starts, negative, last)
+            if not is_one:
+                values[number], sizes[number], own[number] = value, size, label
+                table[at, digit] = number
+                number += 1
+                continue
+            may_grow = int(size < 3 and value * 10 ** (3 - size) <= most)
+            end = 0
+            while end < num_ends and (ends[end, 0] != size or ends[end, 1] != may_grow or ends[end, 2] != label):
+                end += 1
+            if end == num_ends:
+                ends[end, 0], ends[end, 1], ends[end, 2] = size, may_grow, label
+                num_ends += 1
+            table[at, digit] = -2 - end
+        at += 1
+    for state in range(number):
+        for column in range(OTHER + 1):
+            target = table[state, column]
+            if target < 0:
+                table[state, column] = number + (num_ends if target == -1 else -2 - target)
+    return table[:number], own[:number], ends[:num_ends]
 
 
 def scaled_positions(values: Sequence[Decimal], integers: bool) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

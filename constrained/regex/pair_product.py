@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .dfa import START
+from ..budget import CompileBudget
+from .dfa import START, Dfa, trimmed_dfa
 
 Lives = Literal["both", "first", "either"]
 Factor = tuple[NDArray[np.int32], NDArray[np.int64], list[tuple[bool, ...]]]  # as `product` returns
@@ -43,6 +44,14 @@ def pair_product(
             pairs = np.concatenate([pairs, np.zeros((more, 2), np.int32)])
             table = np.concatenate([table, np.zeros((more, num_classes), np.int32)])
             slots = _slots(pairs, number)
+
+
+def intersect(a: Dfa, b: Dfa, budget: CompileBudget) -> Dfa:
+    """Accept what both accept. Raises GrammarError beyond the budget."""
+    codes, class_of = np.unique(a.class_of.astype(np.int32) << 8 | b.class_of, return_inverse=True)
+    table, pairs = pair_product(a.table[:, codes >> 8], b.table[:, codes & 0xFF], "both", budget.check)
+    accepting = a.accepting[pairs[:, 0]] & b.accepting[pairs[:, 1]]
+    return trimmed_dfa(table, class_of.astype(np.uint8), accepting)
 
 
 def _slots(pairs: NDArray[np.int32], number: int) -> NDArray[np.int32]:

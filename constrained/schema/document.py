@@ -110,6 +110,7 @@ class Document:
         self._scan(self.start)
         self._add_targets()
         self.applied: dict[int, list[tuple[str, Location]]] = {}  # by schema: those of the same value, with pointers
+        self.surely_has_values: dict[tuple[int, int], bool] = {}  # by schema and depth, of `quick_satisfiable`
         self.has_started = False  # True once its start state has been made, and so all of it has been checked
         self._is_dynamic = any(len(places) > 1 for places in self._dynamic.values())
         self.start.scope = self._entered((), self.start.base)
@@ -225,6 +226,10 @@ class Document:
                         shown = child("", name) if "/" in name or "~" in name else f"/{name}"
                         add(inner, f"{around}/{keyword}{shown}")
         return found
+
+    def is_part(self, location: Location) -> bool:
+        """Return True if a subschema was found in the document, so that its schema lives as long as that."""
+        return self._scanned.get(id(location.schema)) is location
 
     def inside(self, location: Location, value: Any, *path: str | int) -> Location:
         """Return the location of a subschema, `path` being the keyword and the names and indices below it."""

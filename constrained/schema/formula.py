@@ -199,6 +199,8 @@ def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
 
 
 def _substituted(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
+    if type(formula) not in _NO_ATOMS:
+        return value(formula)
     if formula is True or formula is False:
         return formula
     if isinstance(formula, And):
@@ -207,9 +209,7 @@ def _substituted(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
         return disj(_substituted(part, value) for part in formula.parts)
     if isinstance(formula, ExactlyOne):
         return one(_substituted(part, value) for part in formula.parts)
-    if isinstance(formula, Not):
-        return neg(_substituted(formula.part, value))
-    return value(formula)
+    return neg(_substituted(formula.part, value))
 
 
 def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | None:

@@ -35,7 +35,7 @@ from .formula import (
     substitute,
 )
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode, located
-from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
+from .keyword_set import KeywordSet, LiteralValues, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .listed.evaluation import SparseTruths, part_truth
 from .listed.finite_values import Canonical, has_room, value_of
@@ -140,11 +140,13 @@ class GoalCompiler(SchemaCompiler):
         if "$ref" in schema and location.ref_is_alone:
             return target("$ref")
         parts: list[Formula] = []
-        if not TYPE_KEYWORDS.isdisjoint(schema):
+        lists_texts = _lists_texts(schema)
+        if not lists_texts and not TYPE_KEYWORDS.isdisjoint(schema):
             parts.append(KeywordSet(self, location, location.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
-                parts.append(enum_formula(self, schema["enum"], child(location.pointer, "enum")))
+                values = [text for text in schema["enum"] if isinstance(text, str)] if lists_texts else schema["enum"]
+                parts.append(enum_formula(self, values, child(location.pointer, "enum")))
             if "const" in schema and (location.draft or 6) >= 6:
                 parts.append(enum_formula(self, [schema["const"]], child(location.pointer, "const")))
             if "$ref" in schema:
@@ -179,7 +181,7 @@ class GoalCompiler(SchemaCompiler):
     def typed(self, goal: Formula, kind: str) -> Formula:
         if goal is True or goal is False:
             return goal
-        if isinstance(goal, SchemaNode) and type(formula := self._formula_of(goal)) is KeywordSet:
+        if isinstance(goal, SchemaNode) and isinstance(formula := self._formula_of(goal), KeywordSet | LiteralValues):
             return formula.typed(kind)  # a part already, and cached
         key = ("typed", goal, kind)
         found = self.cache.get(key)
@@ -217,6 +219,8 @@ class GoalCompiler(SchemaCompiler):
         return found
 
     def _without_listed(self, formula: Formula) -> Formula:
+        if isinstance(formula, ObjectPart | ArrayPart):
+            return formula
         return substitute(formula, lambda part: unlisted(self, part) if isinstance(part, ListedPart) else part)
 
     def _typed_node(self, node: SchemaNode, kind: str) -> Formula:
@@ -467,6 +471,12 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
+
+
+def _lists_texts(schema: dict[str, Any]) -> bool:
+    """Return True if only the strings among the values of `enum` are allowed, and nothing more is said of them."""
+    is_string = schema.get("type") == "string" and schema.get("nullable") is not True
+    return is_string and "enum" in schema and TYPE_KEYWORDS & schema.keys() == {"type"}
 
 
 def _is_unaffected(content: Hashable) -> bool:

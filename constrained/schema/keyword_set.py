@@ -159,10 +159,14 @@ class KeywordSet:
 
     def _goal(self, schema: Any, *path: str | int) -> Formula:
         """Return the goal of the subschema of a member or item."""
+        if isinstance(schema, bool):
+            return schema
         location = self.compiler.document.inside(self.location, schema, *path)
         return self.compiler.goal(location, generated=self.generated)
 
     def _condition(self, schema: Any, *path: str | int) -> Formula:
+        if isinstance(schema, bool):
+            return schema
         return self.compiler.goal(self.compiler.document.inside(self.location, schema, *path))
 
 

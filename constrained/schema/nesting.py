@@ -6,7 +6,7 @@ A scalar, `{}` and `[]` have depth 0. The lower bound follows required members a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..automaton.layout import LIMITED_LEVEL, MAX_DEPTH
@@ -39,7 +39,7 @@ def needs_many_levels(document: Document) -> bool:
         return False
     needs_many = given > MAX_NEEDED
     depths = LeastDepths(document)
-    for location in document.with_keywords:
+    for location in document.having(_DEMANDS):
         least = depths.of(location)
         needs_many = needs_many or least > MAX_NEEDED
         if least > MAX_START_DEPTH:
@@ -91,49 +91,46 @@ class LeastDepths:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._known: dict[int, int] = {}  # by schema; while its own is being computed, 0
+        self._constraints: dict[int, list[list[Choice]]] = {}  # by schema
 
     def of(self, location: Location) -> int:
         """Return a lower bound of the depth of the values of a schema."""
-        known, todo = self._known, [location]
+        known, todo = self._known, _demanding([location])
         while todo:
             at = todo[-1]
-            is_new = id(at.schema) not in known
-            if is_new:
-                known[id(at.schema)] = 0
-            constraints = list(self._constraints(at))
-            inner = (each for choices in constraints for _, places in choices for each in places)
-            missing = [each for each in inner if id(each.schema) not in known] if is_new else []
-            if missing:
-                todo += missing
-                continue
+            number = id(at.schema)
+            if number not in known:
+                known[number] = 0
+                constraints = self._constraints[number] = list(self._constraints_of(at))
+                inner = [each for choices in constraints for _, places in choices for each in places]
+                if inner := [each for each in inner if id(each.schema) not in known]:
+                    todo += inner
+                    continue
             todo.pop()
-            for choices in constraints:
-                least = min(
-                    depth + max((known[id(each.schema)] for each in places), default=0) for depth, places in choices
-                )
-                known[id(at.schema)] = max(known[id(at.schema)], least)
-        return known[id(location.schema)]
+            for choices in self._constraints[number]:
+                least = min(depth + max([0, *(known[id(each.schema)] for each in places)]) for depth, places in choices)
+                known[number] = max(known[number], least)
+        return known.get(id(location.schema), 0)
 
-    def _constraints(self, location: Location) -> Iterator[list[Choice]]:
+    def _constraints_of(self, location: Location) -> Iterator[list[Choice]]:
         """Yield lists of choices; a value makes at least one choice of each list."""
-        if not isinstance(location.schema, dict) or _DEMANDS.isdisjoint(location.schema):
-            return
         places = self._together(location)
         types = set(TYPES)
         for at in places:
             if isinstance(kinds := at.schema.get("type"), str | list):
                 types &= {kinds} if isinstance(kinds, str) else {kind for kind in kinds if isinstance(kind, str)}
             if at.schema is not location.schema:
-                yield [(0, [at])]  # with its own values and branches, which many schemas may refer to
+                yield [(0, _demanding([at]))]  # with its own values and branches, which many schemas may refer to
                 continue
             if given := _given_values(at.schema):
                 yield [(_depth(value), []) for value in given]
             for keyword in ("anyOf", "oneOf"):
                 if at.schema.get(keyword):
                     branches = enumerate(at.schema[keyword])
-                    yield [(0, [self._document.inside(at, value, keyword, n)]) for n, value in branches]
+                    yield [(0, _demanding([self._document.inside(at, each, keyword, n)])) for n, each in branches]
         if types and types <= _NESTED:
-            yield [self._of_object(places) if kind == "object" else self._of_array(places) for kind in types]
+            found = [self._of_object(places) if kind == "object" else self._of_array(places) for kind in types]
+            yield [(levels, _demanding(inner)) for levels, inner in found]
 
     def _together(self, location: Location) -> list[Location]:
         """Return the schemas that hold together with one, by `allOf` and `$ref`, itself included."""
@@ -177,6 +174,11 @@ class LeastDepths:
                 items.append(self._document.inside(at, rest, "items"))
             items += [self._document.inside(at, value, "prefixItems", n) for n, value in enumerate(first) if n < least]
         return 1, items
+
+
+def _demanding(places: Iterable[Location]) -> list[Location]:
+    """Return the schemas that may demand values inside others."""
+    return [at for at in places if isinstance(at.schema, dict) and not _DEMANDS.isdisjoint(at.schema)]
 
 
 def _given_values(schema: Any) -> list[Any]:

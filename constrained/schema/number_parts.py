@@ -31,10 +31,10 @@ from ..regex.decimal_ranges import (
     number_positions,
     takes_exponents,
 )
-from ..regex.dfa import Dfa, intersect
+from ..regex.dfa import Dfa
 from ..regex.exponents import EXPONENT, LARGE_EXPONENT
 from ..regex.listed import listed_dfa
-from ..regex.pair_product import pair_product
+from ..regex.pair_product import intersect, pair_product
 from ..regex.syntax.expression import Bytes, Chars, alternation, optional, repeat, sequence
 from . import formula as formulas
 from .formula import Formula, Truths

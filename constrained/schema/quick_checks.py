@@ -38,6 +38,8 @@ _COMPLICATED = (APPLICATORS - {"enum", "const"}) | UNEVALUATED_KEYWORDS
 _NAME_DEPENDENT = frozenset(("patternProperties", "propertyNames", "dependentRequired", "dependencies"))
 _CONSTRAINING = TYPE_KEYWORDS | APPLICATORS | UNEVALUATED_KEYWORDS
 _PLAIN = frozenset(("type", "properties", "required", "additionalProperties", "definitions", "$defs"))
+_JOINT = frozenset(("type", "enum", "properties", "required", "allOf", "$ref", "definitions", "$defs"))
+_MAX_JOINT = 16  # schemas of one value that are looked at together
 _MAX_PLAIN = 256  # names that a plain object schema lists
 _BARE_REFERENCE = ANNOTATIONS | {"$ref"}
 _JSON_TYPES: dict[type, tuple[str, ...]] = {
@@ -58,10 +60,20 @@ def quick_satisfiable(document: Document, location: Location, depth: int = _MAX_
         return True
     if depth == 0:
         return False
+    if not document.is_part(location):
+        return _surely_has_values(document, location, depth)
+    key = id(schema), depth
+    if (found := document.surely_has_values.get(key)) is None:
+        found = document.surely_has_values[key] = _surely_has_values(document, location, depth)
+    return found
+
+
+def _surely_has_values(document: Document, location: Location, depth: int) -> bool:
+    schema = location.schema
     if is_bare_reference(location):
         return quick_satisfiable(document, document.resolve(schema["$ref"], location), depth - 1)
     if not _COMPLICATED.isdisjoint(schema):
-        return _has_alternative(document, location, depth)
+        return _has_alternative(document, location, depth) or _have_joint_values(document, [location], depth)
     types = schema.get("type", TYPES)
     types = (types,) if isinstance(types, str) else types
     if "const" in schema:
@@ -92,6 +104,49 @@ def _has_alternative(document: Document, location: Location, depth: int) -> bool
         return False
     inner = (document.inside(location, part, "anyOf", number) for number, part in enumerate(schema["anyOf"]))
     return any(quick_satisfiable(document, part, depth - 1) for part in inner)
+
+
+def _have_joint_values(document: Document, locations: list[Location], depth: int) -> bool:
+    """Return True if some value surely satisfies several schemas, which say of objects only what members they need.
+
+    So do schemas that extend another one by `allOf`, to narrow some of its members.
+    """
+    places: dict[int, Location] = {}
+    todo = [*locations]
+    while todo:
+        at = todo.pop()
+        schema = at.schema
+        if schema is True or id(schema) in places:
+            continue
+        places[id(schema)] = at
+        if schema is False or at.draft == 3 or len(places) > _MAX_JOINT:
+            return False
+        if not schema.keys() & KEYWORDS.keys() <= _JOINT:
+            return False
+        if "$ref" in schema:
+            todo.append(document.resolve(schema["$ref"], at))
+            if at.ref_is_alone:
+                del places[id(schema)]
+                continue
+        todo += (document.inside(at, part, "allOf", n) for n, part in enumerate(schema.get("allOf", ())))
+    schemas = [at.schema for at in places.values()]
+    types = frozenset(TYPES).intersection(*map(_types, schemas))
+    lists = [schema["enum"] for schema in schemas if "enum" in schema]
+    if lists or types != {"object"}:
+        texts = [text for text in lists[0] if isinstance(text, str) and text.isascii()] if lists else []
+        found = any(all(text in values for values in lists) for text in texts)
+        return "string" in types and found if lists else bool(types)
+    required = dict.fromkeys(name for schema in schemas for name in _required(schema))
+    return depth > 0 and all(name.isascii() and _has_member(document, places, name, depth - 1) for name in required)
+
+
+def _has_member(document: Document, places: dict[int, Location], name: str, depth: int) -> bool:
+    """Return True if a member surely has values under all schemas of its object."""
+    members = [(at, at.schema["properties"]) for at in places.values() if name in at.schema.get("properties", ())]
+    inner = [document.inside(at, listed[name], "properties", name) for at, listed in members]
+    if len(inner) == 1:
+        return quick_satisfiable(document, inner[0], depth)
+    return _have_joint_values(document, inner, depth)
 
 
 def is_bare_reference(location: Location) -> bool:

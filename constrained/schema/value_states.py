@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..automaton.actions import QUOTE
+from ..automaton.actions import FILLED, QUOTE
 from ..automaton.automaton import Automaton, Nested, TransitionRow
 from ..automaton.blocks import Block
-from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..record import record
 from ..regex.dfa import START
@@ -103,9 +102,16 @@ class ValueStart(Nested):
 
 
 def _word(automaton: Automaton, rest: bytes, result: int) -> int:
+    """Return the number of the state before the rest of a word."""
     key = ("word", rest, result)
     if key not in automaton.memory:
-        automaton.memory[key] = literal_states(automaton.tables, [(rest, automaton.pop(result))])
+        code, tables = automaton.pop(result), automaton.tables
+        for byte in reversed(rest):
+            number = tables.new_states(1)
+            tables.set_edges(number, {byte: code})
+            tables.states[number, FILLED] = 1
+            code = automaton.goto(number)
+        automaton.memory[key] = number
     return automaton.memory[key]  # type: ignore[no-any-return]
 
 

@@ -52,7 +52,8 @@ from .formats import (
     TokensFormat,
     WhitespaceFormat,
 )
-from .states import OneOfValues, TagRules, TagState, TextLeaf, TokensLeaf, ValueLeaf
+from .leaves import OneOfValues, TextLeaf, TokensLeaf, ValueLeaf
+from .states import TagRules, TagState
 
 Symbols = tuple[Symbol, ...]
 Ends = tuple[bytes, ...] | Token

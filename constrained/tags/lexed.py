@@ -15,8 +15,10 @@ from ..grammar.earley import EarleySets
 from ..grammar.extended_lark.rules import LexedGrammar, LexedText, LocatedTerminal
 from ..grammar.extended_lark.syntax import LarkJson, TokenRanges
 from .build import SchemaStyle, SchemaValues
+from .captures import CapturedStart
 from .formats import SchemaFormat
-from .states import Lexer, TagRules, TagState, TextLeaf, TokensLeaf, ValueLeaf
+from .leaves import TextLeaf, TokensLeaf, ValueLeaf
+from .states import Lexer, TagRules, TagState
 
 
 def lexed_start(grammar: LexedGrammar, options: SchemaStyle, vocabulary: Vocabulary, automaton: Automaton) -> TagState:
@@ -26,7 +28,8 @@ def lexed_start(grammar: LexedGrammar, options: SchemaStyle, vocabulary: Vocabul
     for number, terminal in enumerate(grammar.terminals):
         if isinstance(terminal, LexedText):
             labels: list[tuple[int, ...]] = [(number,) if ends else () for ends in terminal.dfa.accepting.tolist()]
-            leaves.append(TextLeaf(terminal.dfa, labels, None, terminal.max_tokens, terminal.lazy))
+            leaf = TextLeaf(terminal.dfa, labels, None, terminal.max_tokens, terminal.lazy, terminal.temperature)
+            leaves.append(leaf)
         elif isinstance(terminal.part, LarkJson):
             leaves.append(_value(values, terminal.part, terminal.text))
         else:
@@ -34,8 +37,14 @@ def lexed_start(grammar: LexedGrammar, options: SchemaStyle, vocabulary: Vocabul
     sets = EarleySets(grammar.alternatives, grammar.nullable)
     automaton.caches.append(sets.caches)
     around = {scope: _around(grammar.parents, scope) for scope in range(len(grammar.parents))}
-    lexer = Lexer(grammar.scopes, around, grammar.skips, grammar.skips_at_start)
-    return TagRules(sets, leaves, values.joined, lexer).start
+    temperatures = {
+        number: terminal.temperature
+        for number, terminal in enumerate(grammar.terminals)
+        if isinstance(terminal, LocatedTerminal) and terminal.temperature is not None
+    }
+    lexer = Lexer(grammar.scopes, around, grammar.skips, grammar.skips_at_start, temperatures)
+    start = TagRules(sets, leaves, values.joined, lexer).start
+    return CapturedStart(start.rules, start.readings, start.accepts, grammar.captures) if grammar.captures else start
 
 
 def _around(parents: Sequence[int | None], scope: int) -> tuple[int, ...]:

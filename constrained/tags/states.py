@@ -9,7 +9,7 @@ result says which of them it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from ..automaton.automaton import Automaton, ControlState, Frame, TokenGate, TransitionRow, class_row
 from ..budget import cached_property
-from ..constraint import PropertyOrder, WhitespacePolicy
 from ..errors import GrammarError
 from ..grammar.earley import EarleySets
-from ..regex.dfa import DEAD, START, Dfa
-from ..schema.document import Document
+from ..regex.dfa import DEAD, START
 from ..schema.formula import ResultCodes
-from ..schema.value_states import ValueStart
+from .leaves import OneOfValues, TextLeaf, TextPlace, TokensLeaf, TokensPlace, ValueLeaf
 from .value_threads import ENDED, ValueThread, byte_codes, byte_kinds, may_end, stepped
 
 MAX_READINGS = 2_000  # of one text
@@ -32,84 +30,6 @@ _CONTINUES = range(0x80, 0xC0)  # bytes inside a character of UTF-8
 _NUM_LIKELY = 8  # results for which a frame makes room at first
 
 Scan = tuple[int, int]  # an Earley set, and a terminal that began there
-
-
-@dataclass(frozen=True, eq=False)
-class TextLeaf:
-    """Terminals that one automaton reads: `labels[q]` are those that may end in its state q.
-
-    `max_chars` and `max_tokens` are the numbers of characters and tokens that its texts may have, None for any number.
-    A token of which it has a part counts as one.
-    """
-
-    dfa: Dfa
-    labels: list[tuple[int, ...]]
-    max_chars: int | None = None
-    max_tokens: int | None = None
-    lazy: bool = False  # only where there is a `Lexer`
-
-    @property
-    def first(self) -> TextPlace:
-        return TextPlace(self, START, self.max_chars, self.max_tokens, False)
-
-    @cached_property
-    def distances(self) -> list[int]:
-        """The number of bytes from each state to the next one in which a terminal may end."""
-        found = np.where([bool(label) for label in self.labels], 0, len(self.labels))
-        while True:
-            nearer = np.minimum(found, 1 + found[self.dfa.table].min(axis=1))
-            if (nearer == found).all():
-                distances: list[int] = found.tolist()
-                return distances
-            found = nearer
-
-
-@dataclass(frozen=True, eq=False)
-class TokensLeaf:
-    """A terminal of one to `max_tokens` whole tokens (None: any number), each of them in `mask`: int32[V / 32]."""
-
-    mask: NDArray[np.int32]
-    max_tokens: int | None
-
-    def allows(self, token: int) -> bool:
-        return bool(self.mask.item(token >> 5) >> (token & 31) & 1)
-
-
-@dataclass(frozen=True, eq=False)
-class ValueLeaf:
-    """A terminal that is a JSON value."""
-
-    start: ValueStart
-    document: Document
-    whitespace: WhitespacePolicy
-    order: PropertyOrder
-
-
-class OneOfValues(NamedTuple):
-    """State before a value that one of several leaves reads, whose result says which of them do."""
-
-    start: ValueStart
-    codes: ResultCodes
-
-
-class TextPlace(NamedTuple):
-    """State of a text: that of its automaton, and the numbers of characters and tokens that may follow.
-
-    `is_in_token`: it has a part of the token that is read, which is among those that may follow.
-    """
-
-    leaf: TextLeaf
-    state: int
-    left: int | None
-    tokens_left: int | None
-    is_in_token: bool
-
-
-class TokensPlace(NamedTuple):
-    """Place before whole tokens, of which `left` may follow."""
-
-    leaf: TokensLeaf
-    left: int | None
 
 
 class TagReading(NamedTuple):
@@ -130,13 +50,15 @@ class Lexer:
     """Reads the texts that begin at one place together, up to the longest match of any of them or a lazy one's end.
 
     `scopes[t]` is the grammar that terminal t belongs to, `around[s]` are grammar s and those around it, from inside
-    outwards. `skips[s]` is the terminal that may stand between those of grammar s.
+    outwards. `skips[s]` is the terminal that may stand between those of grammar s. `temperatures[t]` is that of
+    tokens inside the value or whole token t.
     """
 
     scopes: tuple[int, ...]
     around: Mapping[int, tuple[int, ...]]
     skips: Mapping[int, int]
     skips_at_start: bool
+    temperatures: Mapping[int, float]
 
     def between(self, before: Iterable[int], after: Iterable[int]) -> set[int]:
         """Return what may stand between terminals: nothing where a grammar begins, else what the innermost skips."""
@@ -170,6 +92,15 @@ class TagRules:
             isinstance(leaf, TokensLeaf) or getattr(leaf, "max_tokens", None) is not None for leaf in self.leaves
         )
 
+    @cached_property
+    def has_temperatures(self) -> bool:
+        """True if tokens inside some terminals have a temperature of their own."""
+        if self.lexer is None:
+            return False
+        return bool(self.lexer.temperatures) or any(
+            isinstance(leaf, TextLeaf) and leaf.temperature is not None for leaf in self.leaves
+        )
+
     def first_readings(self, number: int, before: frozenset[int] = frozenset()) -> frozenset[TagReading]:
         """Return the readings that begin after an Earley set, where the terminals `before` end."""
         key = number, before if self.lexer and self.lexer.skips else frozenset[int]()
@@ -195,17 +126,17 @@ class TagRules:
         others = frozenset(others)
         readings = set(others)
         scans = frozenset(scans)
-        numbers, before = self._after(scans), frozenset(terminal for _, terminal in scans)
+        numbers, before = self.after(scans), frozenset(terminal for _, terminal in scans)
         for number in numbers:
             readings |= self.first_readings(number, before)
         if self.lexer:  # the text may end behind what is read
-            numbers |= self._after(scan for group in groups_of(others) for scan in ends_of(group))
+            numbers |= self.after(scan for group in groups_of(others) for scan in ends_of(group))
         accepts = any(map(self.sets.accepts, numbers))
         if len(readings) > MAX_READINGS:
             raise GrammarError(f"the structural tag is too ambiguous: a text has more than {MAX_READINGS} readings")
         return TagState(self, frozenset(readings), accepts)
 
-    def _after(self, scans: Iterable[Scan]) -> set[int]:
+    def after(self, scans: Iterable[Scan]) -> set[int]:
         """Return the Earley sets where terminals end. Behind what is skipped it is the one before it."""
         ended = frozenset(scans)
         skipped = {scan for scan in ended if self.lexer and scan[1] not in self.sets.expected(scan[0])}
@@ -232,22 +163,41 @@ class TagState(TokenGate):
     def is_gate(self) -> bool:  # type: ignore[override]
         return self.rules.has_tokens and any(
             reading.tokens is not None or (reading.text is not None and reading.text.tokens_left is not None)
-            for reading in self._reachable()
+            for reading in self.reachable()
         )
 
+    @property
+    def temperature(self) -> float | None:  # type: ignore[override]
+        """The highest of the terminals that the next byte may go on with, or begin where none may go on."""
+        if not self.rules.has_temperatures:
+            return None
+        open_readings = [*filter(is_open, self.readings)] or [*filter(is_open, self.reachable())]
+        assert self.rules.lexer is not None
+        of_values = self.rules.lexer.temperatures
+        found = [
+            reading.text.leaf.temperature if reading.text else of_values.get(reading.number)
+            for reading in open_readings
+        ]
+        return max((each for each in found if each is not None), default=None)
+
     def allowed_tokens(self) -> NDArray[np.int32]:
-        masks = {reading.tokens.leaf: reading.tokens.leaf.mask for reading in self._reachable() if reading.tokens}
+        masks = {reading.tokens.leaf: reading.tokens.leaf.mask for reading in self.reachable() if reading.tokens}
         return np.bitwise_or.reduce([*masks.values()]) if masks else np.zeros(1, np.int32)
 
-    def after_token(self, automaton: Automaton, token: int, data: bytes) -> TagState | None:
+    def whole_tokens(self, token: int) -> tuple[set[Scan], set[TagReading]]:
+        """Return the terminals that a whole token may end, and those that may go on after it."""
         ended, following = set(), set()
-        for reading in self._reachable():
+        for reading in self.reachable():
             if reading.tokens is None or not reading.tokens.leaf.allows(token):
                 continue
             ended.add((reading.begun, reading.number))
             leaf, left = reading.tokens
             if left is None or left > 1:
                 following.add(reading._replace(tokens=TokensPlace(leaf, None if left is None else left - 1)))
+        return ended, following
+
+    def after_token(self, automaton: Automaton, token: int, data: bytes) -> TagState | None:
+        ended, following = self.whole_tokens(token)
         if not ended:
             return None
         whole = self.rules.state(ended, following)
@@ -258,14 +208,14 @@ class TagState(TokenGate):
             return whole
         return TagState(self.rules, whole.readings | by_bytes.readings, whole.accepts or by_bytes.accepts)
 
-    def _reachable(self) -> frozenset[TagReading]:
+    def reachable(self) -> frozenset[TagReading]:
         """Return the readings, and with a lexer those that begin where terminals may end."""
         if not self.rules.lexer:
             return self.readings
         ended = [scan for group in groups_of(self.readings) for scan in ends_of(group)]
         return self.readings | self.rules.state(ended).readings
 
-    def _before(self, byte: int) -> frozenset[TagReading]:
+    def before(self, byte: int) -> frozenset[TagReading]:
         """Return the readings that read a byte. With a lexer, new ones instead of those that end before it."""
         if not self.rules.lexer:
             return self.readings
@@ -293,16 +243,19 @@ class TagState(TokenGate):
                 ended |= ends_of([(reading, text)])
         if ended:
             return self.rules.state(ended, kept)
-        return TagState(self.rules, frozenset(kept), self.accepts) if kept or self.accepts else None
+        return replace(self, readings=frozenset(kept)) if kept or self.accepts else None
 
     def alike(self) -> TagState:
         return TagState(self.rules, frozenset(map(_alike, self.readings)), self.accepts)
 
     def _after_byte(self, automaton: Automaton, byte: int) -> TagState | None:
         """Return the state after a byte of a token, with values side by side."""
+        return self.moved(automaton, self.before(byte), byte)
+
+    def moved(self, automaton: Automaton, readings: Iterable[TagReading], byte: int) -> TagState | None:
+        """Return the state after a byte that some readings read, which are those of `before`."""
         following: set[TagReading] = set()
         ended: set[Scan] = set()
-        readings = self._before(byte)
         self._advance_texts(readings, byte, following, ended)
         for reading in readings:
             if reading.text is None and reading.tokens is None:
@@ -310,7 +263,7 @@ class TagState(TokenGate):
         return self.rules.state(ended, following) if following or ended else None
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        reachable = self._reachable()
+        reachable = self.reachable()
         texts = [reading for reading in reachable if reading.text is not None]
         values = [reading for reading in reachable if reading.text is None and reading.tokens is None]
         codes = {reading: byte_codes(automaton, self._place(automaton, reading)) for reading in values}
@@ -318,7 +271,7 @@ class TagState(TokenGate):
         class_of, examples = _columns(texts, kinds)
         actions = []
         for byte in examples:
-            readings = self._before(byte)
+            readings = self.before(byte)
             alive = [reading for reading in readings if reading in codes and codes[reading][byte]]
             actions.append(self._action(automaton, readings, alive, byte))
         return TransitionRow({}, rest=class_row(automaton, actions, class_of), accepts=self.accepts)
@@ -352,6 +305,7 @@ class TagState(TokenGate):
         ended: set[Scan] = set()
         self._advance_texts(readings, byte, following, ended)
         is_alone = values and not following and not ended and byte not in _DIGITS
+        is_alone = is_alone and not self.rules.has_temperatures  # which only the state itself knows
         if is_alone and all(reading.thread is None for reading in values):
             pushed = self._push(automaton, values)
             if pushed is not None:
@@ -443,6 +397,11 @@ def _advance_text(
     ended.update((reading.begun, terminal) for terminal in leaf.labels[now])
     if leaf.dfa.table[now].any() or is_lexed:
         following.add(TagReading(reading.begun, TextPlace(leaf, now, left, tokens_left, tokens_left is not None)))
+
+
+def is_open(reading: TagReading) -> bool:
+    """Return True if the reading may go on by a byte or token."""
+    return reading.text is None or bool(reading.text.leaf.dfa.table[reading.text.state].any())
 
 
 def _alike(reading: TagReading) -> TagReading:

@@ -101,6 +101,22 @@ class Judge:
             output += self._vocabulary.tokens[token] or b""
         return num_tokens
 
+    def matcher(self, judged: str) -> Any:
+        """Begin an output with llguidance's matcher alone."""
+        found = llguidance.LLMatcher(self._tokenizer, judged, log_level=0)
+        assert not found.is_error(), found.get_error()
+        return found
+
+    def mask_of(self, theirs: Any) -> set[int]:
+        """Return the tokens in the mask of a matcher; one where text is certain."""
+        theirs.unsafe_compute_mask_ptr(self._theirs.ctypes.data, self._theirs.nbytes)
+        return {*_ids(self._theirs)}
+
+    def end(self, theirs: Any) -> None:
+        """Let the output of a matcher end, unless it has."""
+        if not theirs.is_stopped():
+            assert theirs.consume_token(self._eos)
+
     def _draw(self, allowed: list[int], rng: random.Random) -> int:
         if rng.random() < 0.5:
             return rng.choice(allowed)

@@ -1,7 +1,6 @@
 """Reads grammars in llguidance's dialect of Lark: `%json`, `%lark`, tokens, `&` and `~`, attributes, parameters.
 
-Knows nothing of what the parts mean. Refused by name, because they cannot be held exactly: `stop` (it hides text that
-the model has written) and `temperature`.
+Knows nothing of what the parts mean. `stop` is refused by name: it hides text that the model has written.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ from .syntax import (
 
 _MAX_NESTING = 60
 MAX_TOKEN = 1 << 31  # numbers of tokens are lower
+_MAX_CAPTURE_NAME = 200  # characters
+_MAX_TEMPERATURE = 100.0  # as of a request
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 _COMMON = {
     "ESCAPED_STRING": r'ESCAPED_STRING: /"(?:[^"\\\n]|\\[^\n])*"/',
@@ -136,8 +137,8 @@ class _LarkReader(LexemeCursor):
             self.expect("_")
         attributes_at = self.now.at
         attributes: dict[str, Any] = self._attributes(name) if is_rule and self.take("[") else {}
-        if is_parametric and (attributes or not is_rule):
-            self.fail("only a rule without attributes has a parameter", attributes_at)
+        if is_parametric and (attributes.keys() - {"capture"} or not is_rule):
+            self.fail("only a rule without attributes but capture has a parameter", attributes_at)
         self.expect(":")
         around, self._is_parametric = self._is_parametric, is_parametric
         found = LarkDefinition(name, self._choice(), lexeme.at, is_parametric, **attributes)
@@ -146,6 +147,7 @@ class _LarkReader(LexemeCursor):
 
     def _attributes(self, rule: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        begin = self.now.at
         while True:
             key = self.of_kind("rule")
             value_at = self.now.at
@@ -162,17 +164,22 @@ class _LarkReader(LexemeCursor):
             elif key.text == "stop" and has_value:
                 self.fail("stop hides text that the model has written, and is not supported: write suffix=", key.at)
             elif key.text == "temperature" and has_value:
-                self.fail(
-                    "temperature of a rule is not supported: it is that of the request, or of a `gen` of its own",
-                    key.at,
-                )
-            elif key.text in ("capture", "stop_capture"):
-                self.fail(f"{key.text} is not supported: name the parts in a program, as several `gen`", key.at)
+                number = self.of_kind("number")
+                if number.text[:2].lower() == "0x" or not 0 <= float(number.text) <= _MAX_TEMPERATURE:
+                    self.fail(f"temperature is a number from 0 to {_MAX_TEMPERATURE:g}", number.at)
+                found["temperature"] = float(number.text)
+            elif key.text == "capture" or (key.text == "stop_capture" and has_value):
+                name = self._string(self.of_kind("string"))[0] if has_value else rule
+                if not 0 < len(name) <= _MAX_CAPTURE_NAME:
+                    self.fail(f"the name of a capture has 1 to {_MAX_CAPTURE_NAME} characters", key.at)
+                found["capture" if key.text == "capture" else "suffix_capture"] = name
             else:
                 self.fail(f"{key.text} is no attribute of the rule {rule}", key.at if not has_value else value_at)
             if not self.take(","):
                 break
         self.expect("]")
+        if "suffix_capture" in found and "suffix" not in found:
+            self.fail("stop_capture names the text of a suffix, and this rule has none", begin)
         return found
 
     # Expressions.

@@ -42,11 +42,15 @@ _MAX_GRAMMARS = 1_000
 
 @dataclass(frozen=True, eq=False)
 class LexedText:
-    """A terminal of texts. It takes its shortest match if `lazy`, and at most `max_tokens` tokens."""
+    """A terminal of texts. It takes its shortest match if `lazy`, and at most `max_tokens` tokens.
+
+    Inside it tokens are sampled at `temperature`; None: the request's.
+    """
 
     dfa: Dfa
     lazy: bool
     max_tokens: int | None
+    temperature: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +59,32 @@ class LocatedTerminal:
 
     part: TokenRanges | LarkJson
     text: str
+    temperature: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class LarkCapture:
+    """A nonterminal whose texts are captured as `name`.
+
+    `body` and `suffix`: its text is one of both, and the longest of `body` is captured; what is left, as `suffix_name`.
+    """
+
+    name: str | None
+    body: Dfa | None = None
+    suffix: Dfa | None = None
+    suffix_name: str | None = None
+
+    def values(self, text: bytes) -> list[tuple[str, bytes]]:
+        """Return names and texts of what is captured in a text."""
+        end = len(text)
+        if self.body is not None and self.suffix is not None:
+            before = [START]
+            for byte in text:
+                before.append(self.body.walk(before[-1], [byte]))
+            bodies = [at for at, state in enumerate(before) if self.body.accepting[state]]
+            end = next((at for at in reversed(bodies) if self.suffix.accepts(text[at:])), end)
+        named = [(self.suffix_name, text[end:]), (self.name, text[:end])]
+        return [(name, value) for name, value in named if name is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +93,7 @@ class LexedGrammar:
 
     `scopes[t]` is the grammar or schema that terminal t belongs to, `parents[s]` the one around s. `skips[s]` is the
     terminal that may stand between those of grammar s. `skips_at_start`: it may also stand before the first one.
+    `captures` are of nonterminals.
     """
 
     alternatives: Rules
@@ -72,6 +103,7 @@ class LexedGrammar:
     parents: tuple[int | None, ...]
     skips: Mapping[int, int]
     skips_at_start: bool
+    captures: Mapping[int, LarkCapture]
 
 
 def lexed_grammar(text: str, start: str = "start") -> LexedGrammar:
@@ -116,10 +148,13 @@ def _grammars(text: str) -> tuple[str | LarkJson, dict[str, str | LarkJson]]:
 
 
 class _GrammarScope:
-    """A grammar with its own terminals."""
+    """A grammar with its own terminals, and the temperature of those that have none themselves."""
 
-    def __init__(self, number: int, grammar: LarkGrammar, text: str, budget: CompileBudget) -> None:
+    def __init__(
+        self, number: int, grammar: LarkGrammar, text: str, budget: CompileBudget, temperature: float | None
+    ) -> None:
         self.number = number
+        self.temperature = temperature
         self.grammar = grammar
         self.text = text
         self.compiler = TerminalCompiler(self.definition, self.fail, budget)
@@ -147,6 +182,7 @@ class _LexedTranslator:
         self._scope_of: list[int] = []
         self._known: dict[Hashable, Symbol] = {}
         self._texts: dict[Hashable, tuple[Symbol, ...]] = {}
+        self._captures: dict[Symbol, LarkCapture] = {}
         self._todo: list[tuple[Symbol, _GrammarScope, Part, int]] = []
 
     def translate(self) -> LexedGrammar:
@@ -167,18 +203,23 @@ class _LexedTranslator:
         at_start = bool(self._scopes) and self._scopes[0].grammar.skips_at_start
         parents = tuple(self._parents)
         terminals, scopes = tuple(self._terminals), tuple(self._scope_of)
-        return LexedGrammar(cfg.alternatives, cfg.nullable, terminals, scopes, parents, skips, at_start)
+        return LexedGrammar(cfg.alternatives, cfg.nullable, terminals, scopes, parents, skips, at_start, self._captures)
 
     def _grammar(
-        self, source: str | LarkGrammar | LarkJson, start: str, around: _GrammarScope | None = None, text: str = ""
+        self,
+        source: str | LarkGrammar | LarkJson,
+        start: str,
+        around: _GrammarScope | None = None,
+        text: str = "",
+        temperature: float | None = None,
     ) -> tuple[Symbol, ...]:
         """Return the symbols of a whole grammar, or of a schema."""
         if isinstance(source, LarkJson):
-            return (self._special(around, source, text),)
+            return (self._special(around, source, text, temperature),)
         grammar, text = (read_grammar(source), source) if isinstance(source, str) else (source, text)
         if len(self._scopes) > _MAX_GRAMMARS:
             raise GrammarError(f"more than {_MAX_GRAMMARS} grammars in one")
-        scope = _GrammarScope(self._new_number(around), grammar, text, self._budget)
+        scope = _GrammarScope(self._new_number(around), grammar, text, self._budget, temperature)
         self._scopes.append(scope)
         if start not in grammar.definitions:
             raise GrammarError(f"the grammar has no rule {start!r}")
@@ -201,12 +242,9 @@ class _LexedTranslator:
             case LarkName():
                 return self._name(scope, part, value)
             case TokenRanges() | LarkJson():
-                return (self._special(scope, part, scope.text),)
-            case LarkNested(grammar=str(name), at=at):
-                return self._referred(scope, name, at)
-            case LarkNested(grammar=grammar):
-                assert isinstance(grammar, LarkGrammar)
-                return self._once(part, lambda: self._grammar(grammar, "start", scope, scope.text))
+                return (self._special(scope, part, scope.text, scope.temperature),)
+            case LarkNested():
+                return self._nested(scope, part, scope.temperature)
             case LarkSequence(parts=parts):
                 return tuple(symbol for inner in parts for symbol in self._symbols(scope, inner, value))
             case LarkChoice():
@@ -222,26 +260,57 @@ class _LexedTranslator:
             self._rules.define(symbol, [make()])
         return (self._known[key],)
 
-    def _referred(self, scope: _GrammarScope, name: str, at: int) -> tuple[Symbol, ...]:
-        if name not in self._named:
-            scope.fail(f"there is no grammar {name!r}: give it as %lark {{...}}, or in a list of grammars", at)
-        return self._once(("grammar", name), lambda: self._grammar(self._named[name], "start", scope))
+    def _nested(self, scope: _GrammarScope, part: LarkNested, temperature: float | None) -> tuple[Symbol, ...]:
+        grammar = part.grammar
+        if not isinstance(grammar, str):
+            return self._once(
+                (part, temperature), lambda: self._grammar(grammar, "start", scope, scope.text, temperature)
+            )
+        if grammar not in self._named:
+            scope.fail(f"there is no grammar {grammar!r}: give it as %lark {{...}}, or in a list of grammars", part.at)
+        source = self._named[grammar]
+        return self._once(
+            ("grammar", grammar, temperature), lambda: self._grammar(source, "start", scope, temperature=temperature)
+        )
 
     def _name(self, scope: _GrammarScope, part: LarkName, value: int) -> tuple[Symbol, ...]:
         definition = scope.definition(part)
         if (part.parameter is not None) != definition.is_parametric:
             wrong = "has no parameter" if part.parameter else f"has a parameter: write {part.name}::0"
             scope.fail(f"{part.name} {wrong}", part.at)
-        if part.is_terminal or definition.lazy or definition.max_tokens:
-            return self._text(scope, part.name, definition.body, definition)
         given = part.parameter(value) if part.parameter else 0
+        symbols = self._lexeme(scope, part, definition)
+        if symbols is not None and definition.capture is None and definition.suffix_capture is None:
+            return symbols
         key = scope.number, part.name, given
         if key not in self._known:
             if len(self._known) > MAX_RULES:
                 raise GrammarError(f"the grammar is too complex: it has more than {MAX_RULES} rules")
-            self._known[key] = self._rules.new()
-            self._todo.append((self._known[key], scope, definition.body, given))
+            self._known[key] = symbol = self._rules.new()
+            if definition.capture is not None or definition.suffix_capture is not None:
+                self._captures[symbol] = self._capture(scope, definition)
+            if symbols is None:
+                self._todo.append((symbol, scope, definition.body, given))
+            else:
+                self._rules.define(symbol, [symbols])
         return (self._known[key],)
+
+    def _lexeme(self, scope: _GrammarScope, part: LarkName, definition: LarkDefinition) -> tuple[Symbol, ...] | None:
+        """Return the symbols of a name that stands for one terminal or grammar; None of another rule."""
+        temperature = definition.temperature
+        if temperature is not None and isinstance(definition.body, LarkNested):
+            return self._nested(scope, definition.body, temperature)
+        if temperature is not None and isinstance(definition.body, LarkJson | TokenRanges):
+            return (self._special(scope, definition.body, scope.text, temperature),)
+        if part.is_terminal or definition.lazy or definition.max_tokens or temperature is not None:
+            return self._text(scope, part.name, definition.body, definition)
+        return None
+
+    def _capture(self, scope: _GrammarScope, definition: LarkDefinition) -> LarkCapture:
+        if definition.suffix is None:
+            return LarkCapture(definition.capture)
+        body, suffix = scope.compiler.automaton(definition.body), scope.compiler.automaton(definition.suffix)
+        return LarkCapture(definition.capture, body, suffix, definition.suffix_capture)
 
     def _text(
         self, scope: _GrammarScope, key: Hashable, body: Part, definition: LarkDefinition | None = None
@@ -255,22 +324,27 @@ class _LexedTranslator:
         may_be_empty = bool(found.accepting[START])
         dfa = without_empty(found) if may_be_empty else found
         max_tokens = definition.max_tokens if definition else None
+        temperature = definition.temperature if definition else None
+        temperature = scope.temperature if temperature is None else temperature
         symbols: tuple[Symbol, ...] = ()
         if not (may_be_empty and dfa.is_empty):
-            symbols = (self._terminal(whole, scope.number, lambda: LexedText(dfa, lazy, max_tokens), dfa),)
+            symbols = (self._terminal(whole, scope.number, lambda: LexedText(dfa, lazy, max_tokens, temperature), dfa),)
             if may_be_empty:
                 symbols = self._rules.choice([(), symbols])
         self._texts[whole] = symbols
         return symbols
 
-    def _special(self, scope: _GrammarScope | None, part: TokenRanges | LarkJson, text: str) -> Symbol:
+    def _special(
+        self, scope: _GrammarScope | None, part: TokenRanges | LarkJson, text: str, temperature: float | None
+    ) -> Symbol:
         if isinstance(part, LarkJson) or scope is None:
             number = self._numbers.setdefault(part, len(self._parents))
             if number == len(self._parents):
                 self._new_number(scope)
         else:
             number = scope.number
-        return self._terminal((number, part), number, partial(LocatedTerminal, part, text), ANY_BYTE)
+        make = partial(LocatedTerminal, part, text, temperature)
+        return self._terminal((number, part, temperature), number, make, ANY_BYTE)
 
     def _new_number(self, around: _GrammarScope | None) -> int:
         self._parents.append(None if around is None else around.number)

@@ -134,7 +134,10 @@ Part = (
 
 @dataclass(frozen=True)
 class LarkDefinition:
-    """A rule or a terminal. `lazy`: it takes its shortest match, of which `suffix` is the end."""
+    """A rule or a terminal. `lazy`: it takes its shortest match, of which `suffix` is the end.
+
+    Its text before the suffix is captured under the name `capture`, the suffix under `suffix_capture`.
+    """
 
     name: str
     body: Part
@@ -143,6 +146,9 @@ class LarkDefinition:
     lazy: bool = False
     suffix: Part | None = None
     max_tokens: int | None = None
+    temperature: float | None = None
+    capture: str | None = None
+    suffix_capture: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from ...errors import GrammarError
 from ..charset import ALL, chars
@@ -30,6 +31,7 @@ _ANYTHING = repeat(Chars(ALL), 0, None)
 _NEWLINE = Chars(chars("\n"))
 
 
+@lru_cache(maxsize=16)  # a pattern's bound and its automaton are made one after the other
 def parse_regex(pattern: str, dialect: Dialect = "python", flags: str = "") -> Expression:
     """Parse a pattern; `flags` are letters as in `(?flags)`.
 
@@ -103,6 +105,8 @@ class _PatternParser(CharacterReader):
         return repeat(part, least, most, lazy)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
+        if self.peek() not in ("*", "+", "?", "{"):
+            return None
         for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self.take(mark):
                 return bounds

@@ -27,6 +27,7 @@ from ..number_parts import NumberPart
 from ..objects.name_states import MAX_NAME_KINDS, MemberNames
 from ..objects.object_context import ObjectContext, is_plain
 from ..objects.object_states import ObjectState
+from ..quick_checks import is_bare_reference
 from ..strings.string_dfas import any_string, combinations, format_chars, most_states, pattern_dfa
 from ..strings.string_parts import string_dfa
 from ..strings.string_states import string_start
@@ -45,6 +46,7 @@ _NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["con
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
+_OTHER_ITEMS = frozenset(_ITEMS) - {"items"}
 _OF_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _WITH_MANY = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")  # which may apply many schemas to a value
 _MAX_LISTED = 256  # schemas of one value whose members are compared
@@ -87,7 +89,7 @@ def may_be_too_complex(document: Document) -> bool:
     if not _is_large(tests) and len(document.having(_CONTAINS)) <= MAX_ITEM_GOALS:
         return False  # not even all of them together
     meetings = _Meetings(document)
-    return any(meetings.are_large_at(location) for location in document.with_keywords)
+    return any(meetings.are_large_at(each) for each in document.with_keywords if not is_bare_reference(each))
 
 
 def _own_tests(schema: dict[str, Any]) -> list[_Test]:
@@ -113,8 +115,9 @@ class _Meetings:
 
     def are_large_at(self, location: Location) -> bool:
         """Return True if the tests of a value under a schema, or of one inside that several apply to, may be many."""
-        if _SEVERAL.isdisjoint(location.schema) and location.schema.keys().isdisjoint(_ITEMS):
-            return _is_large(set(_own_tests(location.schema)))
+        schema = location.schema
+        if _SEVERAL.isdisjoint(schema) and _OTHER_ITEMS.isdisjoint(schema) and type(schema.get("items")) is not list:
+            return _is_large(set(_own_tests(schema)))
         todo = [[location]]
         while todo:
             together = _closure(self._document, *todo.pop())
@@ -214,6 +217,7 @@ class LimitCheck:
     def __init__(self, compiler: GoalCompiler) -> None:
         self._compiler, self._document = compiler, compiler.document
         self._weights: dict[int, Weight] = {}
+        self._heaviest: dict[int, Weight] = {}
         self._checked: set[Formula] = set()
         self._checked_objects: set[Formula] = set()
 
@@ -262,7 +266,7 @@ class LimitCheck:
 
     def _is_heavy(self, location: Location) -> bool:
         weight = self._weight(location)
-        if weight.is_large or weight.schemas <= 1:
+        if weight.is_large or weight.schemas <= 1 or not self._heaviest_member(location).is_large:
             return weight.is_large
         members: dict[str, list[Weight]] = {}
         for inner in _closure(self._document, location):
@@ -271,6 +275,20 @@ class LimitCheck:
                     at = self._document.inside(inner, value, "properties", name)
                     members.setdefault(name, []).append(self._weight(at))
         return any(_sum(weights).is_large for weights in members.values())
+
+    def _heaviest_member(self, location: Location) -> Weight:
+        """Return no less than the weight of any member: the heaviest of each schema of the value together."""
+        schema = location.schema
+        if isinstance(schema, bool):
+            return NO_WEIGHT
+        found = self._heaviest.get(id(schema))
+        if found is None:
+            members = schema.get("properties", {}).items()
+            own = [self._weight(self._document.inside(location, value, "properties", name)) for name, value in members]
+            heaviest = Weight(max([0, *(each.schemas for each in own)]), max([0, *(each.tests for each in own)]))
+            parts = [self._heaviest_member(part) for _, part in same_value(self._document, location)]
+            found = self._heaviest[id(schema)] = _sum([heaviest, *parts])
+        return found
 
     # Goals.
 

@@ -26,6 +26,8 @@ def given_values_of(schema: dict[str, Any]) -> list[Any]:
 
 def check_depth(schema: dict[str, Any], pointer: str) -> None:
     """Refuse given values that are nested too deep for the automaton's stack. Raises GrammarError."""
+    if _LISTING.isdisjoint(schema):
+        return
     level = [value for value in given_values_of(schema) if isinstance(value, dict | list)]
     for _ in range(MAX_VALUE_DEPTH):
         if not level:

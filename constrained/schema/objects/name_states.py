@@ -168,6 +168,8 @@ class MemberNames:
         return found
 
     def _make_goal(self, part: ObjectPart, name_class: NameClass) -> Formula:
+        if name_class.number is not None and not self._tests:
+            return part.goal_under(self.compiler, self.names[name_class.number])
         if any(isinstance(test, UndecidedFormat) for test in name_class.matched):
             return False
         if name_class.number is not None:

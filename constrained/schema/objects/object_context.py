@@ -152,10 +152,10 @@ class ObjectContext:
     @cached_property
     def possible(self) -> tuple[int, frozenset[NameKind]]:
         """The listed names, and the kinds of other names, that may come at all in a steady context."""
-        names, satisfiable = self.names, self.compiler.satisfiable
+        names, parts, satisfiable = self.names, self.parts, self.compiler.satisfiable
 
         def possible(name: NameClass) -> bool:
-            return all(satisfiable(names.goal(part, name)) for part in self.parts)
+            return not parts or satisfiable(names.goal(parts[0], name))  # a steady context has no other
 
         listed = sum(1 << number for number, name in enumerate(names.named) if possible(name))
         return listed, frozenset(kind for kind in names.kinds if possible(names.other(kind)))

@@ -382,6 +382,6 @@ class MemberFrame(Frame):
 
 def _forgetting(state: ObjectState | None) -> ObjectState | None:
     """Return the state without the names that frames find in the text."""
-    if state is None or not state.seen & ~state.search.context.remembered:
+    if state is None or not state.seen & ~(remembered := state.search.context.remembered):
         return state
-    return replace(state, seen=state.seen & state.search.context.remembered)
+    return ObjectState(state.search, state.alive, state.seen & remembered, state.count, state.others, state.phase)

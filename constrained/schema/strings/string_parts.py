@@ -199,14 +199,13 @@ def candidates(formula: Formula) -> frozenset[str] | None:
 
 def spellings(text: str) -> list[bytes]:
     """Return the JSON spellings of a text after the opening quote: itself, and with all but ASCII escaped."""
+    if text.isascii():
+        return [encode_basestring(text).encode()[1:]]
     if has_surrogates(text):
         return []
-    plain = encode_basestring(text).encode()[1:]
-    if plain.isascii():
-        return [plain]
     escaped = [c if c.isascii() else encode_basestring_ascii(c)[1:-1] for c in encode_basestring(text)[1:]]
     upper = [c if len(c) < 6 else c.upper().replace("\\U", "\\u") for c in escaped]
-    return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
+    return sorted({encode_basestring(text).encode()[1:], "".join(escaped).encode(), "".join(upper).encode()})
 
 
 @cached_piece(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
-from ramiform.constrained.automaton.duplicate_names import NamesInTokens
+from ramiform.constrained.automaton.duplicate_names import NamesInTokens, used_names
 from ramiform.constrained.automaton.token_trie import TokenTrie
 from ramiform.constrained.regex.dfa import KIND
 from ramiform.tests.constrained.walks import allowed
@@ -105,6 +106,25 @@ def test_tokens_are_found_by_their_beginning(tokens: list[bytes | None], text: b
     found = Vocabulary.from_tokens(tokens, []).quoted.beginning_with(text)
     expected = [(data, number) for number, data in enumerate(tokens) if data and data.startswith(text)]
     assert found == [number for _, number in sorted(expected)]
+
+
+NAMES = st.text('ab:{}[]"\\\\\n/é\ud800', max_size=4)
+VALUES = st.recursive(
+    st.none() | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=70), st.booleans(), st.integers(0, 70))
+def test_the_names_of_an_object_are_read_from_its_text(members: dict[str, Any], escaped: bool, num_known: int) -> None:
+    def text_of(some: dict[str, Any]) -> bytes:
+        text = json.dumps(some, ensure_ascii=escaped, separators=(", ", " : "))
+        return text[:-1].encode("utf-8", "surrogatepass") + (b', "' if some else b'"')
+
+    first = dict(list(members.items())[:num_known])
+    for some in (first, members):  # the second is read on from the end of the first
+        assert used_names(text_of(some)).names == some.keys()
 
 
 def test_tokens_that_hold_a_name_in_quotes_are_found_in_an_output() -> None:

@@ -140,6 +140,25 @@ def parameters(draw: random.Random) -> str:
     return f'start: x::{draw.choice(["0", "0x5", "3"])} ">" | ">"\n{rule("x")}\n{rule("y")}\n'
 
 
+def captured(draw: random.Random) -> str:
+    """Rules that are captured, in one another and repeated. No text has two readings, and none ends inside another."""
+    marks = iter("01e-:,[]")
+
+    def rule(name: str, depth: int) -> list[str]:
+        attribute = draw.choice(["", "[capture]", f'[capture="{draw.choice("pq")}"]', "[capture]"])
+        begin = next(marks)
+        if depth == 0:
+            return [f'{name}{attribute}: "{begin}" /[ab]{{1,3}}>/']
+        parts = [f"{name}{number}" for number in range(draw.randint(1, 2))]
+        repeats = [part + draw.choice(["", "{1,2}", "{2}"]) for part in parts]
+        inner = [line for part in parts for line in rule(part, depth - 1 if draw.random() < 0.6 else 0)]
+        return [f'{name}{attribute}: "{begin}" {" ".join(repeats)} ">"', *inner]
+
+    suffix = draw.choice(["", 'w[capture, suffix=/[cd]b?</, stop_capture="s"]: /[abcd]*/'])
+    lines = rule("x", 2)
+    return "\n".join([f'start[capture]: {"w " if suffix else ""}x+ "<"', *lines, suffix, ""])
+
+
 def nested(draw: random.Random) -> str:
     """Grammars in grammars, with what each of them skips."""
     skipped = draw.choice(["", "%ignore / +/"]), draw.choice(["", "%ignore /e+/"])

@@ -159,6 +159,8 @@ def test_outputs_drawn_from_masks_parse(syntax: str, name: str, seed: int) -> No
         ("root ::= \"a\"\nroot ::= \"b\"", "gbnf", 13, ["twice"]),
         ("main ::= \"a\"", "gbnf", None, ["'root'"]),
         ("root ::= root \"a\"", "gbnf", None, ["no text at all"]),
+        ("root ::= root", "gbnf", None, ["no text at all"]),
+        ("start: start", "lark", None, ["no text at all"]),
     ],
 )  # fmt: skip
 def test_errors_name_the_position(text: str, syntax: str, position: int | None, words: list[str]) -> None:

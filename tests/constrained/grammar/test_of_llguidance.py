@@ -124,8 +124,10 @@ def test_a_rule_has_at_most_its_tokens() -> None:
 
 REFUSED = [
     ('start: x\nx[stop=","]: /[a-z]+/', "stop hides text that the model has written", 11),
-    ("start: x\nx[capture]: /[a-z]+/", "capture is not supported: name the parts in a program", 11),
-    ("start: x\nx[temperature=0.5]: /[a-z]+/", "temperature of a rule is not supported", 11),
+    ('start: x\nx[capture=""]: /[a-z]+/', "the name of a capture has 1 to 200 characters", 11),
+    ('start: x\nx[stop_capture="a"]: /[a-z]+/', "stop_capture names the text of a suffix", 11),
+    ("start: x\nx[temperature=101]: /[a-z]+/", "temperature is a number from 0 to 100", 23),
+    ("start: x\nx[temperature=1]: y\ny: /a/", "y is a rule, which cannot stand in a terminal", 27),
     ("start: x\nx[max_tokens=0]: /[a-z]+/", "max_tokens is a natural number above 0", 22),
     ("start: x\nx[lasy]: /[a-z]+/", "lasy is no attribute of the rule x", 11),
     ('%llguidance {"no_backtrack": true}\nstart: "a"', "the option no_backtrack of %llguidance", 0),

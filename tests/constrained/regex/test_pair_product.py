@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from ramiform.constrained.budget import CompileBudget
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex import dfa_kernel
-from ramiform.constrained.regex.pair_product import Lives, pair_product
+from ramiform.constrained.regex.dfa import Dfa, trimmed_dfa
+from ramiform.constrained.regex.pair_product import Lives, intersect, pair_product
 from ramiform.constrained.schema.strings.string_parts import MAX_TEXTS, StringPart, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]
@@ -85,6 +89,34 @@ def test_live_states_are_those_that_reach_an_accepting_one(data: st.DataObject) 
     for _ in table:
         reach |= reach[table].any(axis=1)
     assert dfa_kernel.alive(table, ends).tolist() == (reach @ ends).tolist()
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_an_intersection_accepts_what_both_accept_without_a_state_too_many(data: st.DataObject) -> None:
+    machines, given_ones = [], []
+    for _ in range(2):
+        table = data.draw(tables(4))
+        ends = data.draw(arrays(np.bool_, len(table)))
+        ends[0] = False
+        class_of = np.zeros(256, np.uint8)
+        class_of[list(b"abc")] = data.draw(st.permutations([1, 2, 3]))
+        given_ones.append(Dfa(table, class_of, ends))
+        machines.append(trimmed_dfa(table, class_of, ends))
+    found = intersect(*machines, CompileBudget())
+    for text in map(bytes, product(b"abcd", repeat=5)):
+        for last in range(6):
+            expected = [machine.accepts(text[:last]) for machine in given_ones]
+            assert [machine.accepts(text[:last]) for machine in machines] == expected
+            assert found.accepts(text[:last]) == all(expected)
+    for machine in (*machines, found):
+        assert len(np.unique(machine.table, axis=1).T) == machine.table.shape[1], "classes differ"
+        leads_to = np.eye(machine.num_states, dtype=np.bool_)
+        for _ in machine.table:
+            leads_to |= leads_to[machine.table].any(axis=1)
+        assert leads_to[1, 2:].all()
+        assert (leads_to[2:] & machine.accepting).any(axis=1).all()
 
 
 def test_loops_are_compiled_once_for_any_memory_layout() -> None:

@@ -164,6 +164,44 @@ def test_an_unsatisfiable_schema_is_refused(schema: Any) -> None:
         compile_constraint(JsonSchema(schema), shared_vocabulary())
 
 
+def test_schemas_that_extend_others_are_refused_exactly_if_no_value_satisfies_them() -> None:
+    """Judged by `jsonschema` on all values that these schemas can tell apart."""
+    rng = random.Random(1)
+    least: list[Any] = ["x", "y", 1, {}]
+    inner = [*least, *({"a": value} for value in least)]
+    values = [*inner, *({"b": value} for value in inner), *({"a": a, "b": b} for a in inner for b in inner)]
+    values += [{"a": value} for value in inner]
+    num_refused = 0
+    for _ in range(60):
+        base, schema = _extending(rng, 1, []), _extending(rng, 2, ["#/$defs/base"])
+        schema["$defs"] = {"base": base}
+        validator = jsonschema.Draft202012Validator(schema)
+        try:
+            compile_constraint(JsonSchema(schema), shared_vocabulary())
+            assert any(map(validator.is_valid, values)), schema
+        except GrammarError:
+            num_refused += 1
+            assert not any(map(validator.is_valid, values)), schema
+    assert 10 < num_refused < 50
+
+
+def _extending(rng: random.Random, depth: int, bases: list[str]) -> dict[str, Any]:
+    """Return a random schema of texts, or of objects, that may extend others by `allOf`."""
+    schema: dict[str, Any] = {}
+    if depth:
+        names = "ab"[: rng.randint(0, depth)]
+        schema["type"] = "object"
+        schema["properties"] = {name: _extending(rng, rng.choice([0, depth - 1]), []) for name in names}
+        schema["required"] = rng.sample("ab"[:depth], rng.randint(0, depth))
+    elif rng.random() < 0.7:
+        schema = rng.choice(
+            [{"enum": ["x"]}, {"enum": ["x", "y"]}, {"type": "string", "enum": ["y"]}, {"type": "object"}]
+        )
+    if bases or rng.random() < 0.3:
+        schema = {**schema, "allOf": [*({"$ref": base} for base in bases), _extending(rng, depth, [])]}
+    return schema
+
+
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
 def test_a_schema_that_doubles_at_every_reference_is_compiled_lazily(keyword: str) -> None:
     defs = {f"d{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(24)}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, Vocabulary, compile_constraint
-from ramiform.constrained.automaton.matcher import Generation
+from ramiform.constrained.automaton.generation import Generation
 from ramiform.tests.constrained.tags.naive_tags import END, token_number, token_vocabulary
 from ramiform.tests.constrained.walks import BYTES, allowed
 
