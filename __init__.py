@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .lang.expressions.primitives import gen, gen_int, gen_string, image, select, separate_reasoning, video
     from .lang.expressions.quotes import substring
     from .lang.operations.hooks import Hook, HookedCall, hooks
+    from .lang.rollouts.rollouts import Rollouts, arollout_batches, arollouts, rollout_batches, rollouts
     from .lang.running.decorator import function, signature
     from .lang.running.failures import BatchError
     from .lang.running.program import Program
@@ -96,6 +97,7 @@ __all__ = [
     "RamiformError",
     "Report",
     "RequestError",
+    "Rollouts",
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeFailed",
@@ -110,6 +112,8 @@ __all__ = [
     "aevaluate",
     "afirst",
     "aoptimise",
+    "arollout_batches",
+    "arollouts",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -139,6 +143,8 @@ __all__ = [
     "recursive",
     "repeat",
     "role",
+    "rollout_batches",
+    "rollouts",
     "rx",
     "select",
     "separate_reasoning",
@@ -193,6 +199,7 @@ _MODULES = {
     "ProgramState": ".lang.states.state",
     "RamiformError": ".runtime.protocol.errors",
     "Report": ".lang.evaluation.report",
+    "Rollouts": ".lang.rollouts.rollouts",
     "RequestError": ".runtime.protocol.errors",
     "Runtime": ".runtime.processes.launch",
     "RuntimeEndpoint": ".lang.backends.backend",
@@ -208,6 +215,8 @@ _MODULES = {
     "aevaluate": ".lang.evaluation.evaluate",
     "afirst": ".lang.search.searches",
     "aoptimise": ".lang.evaluation.optimise",
+    "arollout_batches": ".lang.rollouts.rollouts",
+    "arollouts": ".lang.rollouts.rollouts",
     "assistant": ".lang.expressions.messages",
     "assistant_begin": ".lang.expressions.messages",
     "assistant_end": ".lang.expressions.messages",
@@ -236,6 +245,8 @@ _MODULES = {
     "recursive": ".lang.expressions.captures",
     "repeat": ".lang.expressions.captures",
     "role": ".lang.expressions.messages",
+    "rollout_batches": ".lang.rollouts.rollouts",
+    "rollouts": ".lang.rollouts.rollouts",
     "rx": ".lang.expressions.captures",
     "select": ".lang.expressions.primitives",
     "separate_reasoning": ".lang.expressions.primitives",

@@ -32,6 +32,7 @@ from .runtime.protocol.config import RuntimeConfig, ServeConfig
 from .runtime.protocol.errors import RamiformError, RequestError
 from .tools.batch import batch
 from .tools.check_constraint import check_grammar, grammar
+from .tools.check_logprobs import check_logprobs
 from .tools.cluster.command import cluster
 from .tools.load_test.command import serve_load
 from .tools.planner.command import plan
@@ -97,7 +98,7 @@ def serve(
     """Serve a model over HTTP and to programs, until Ctrl-C. On SIGTERM running requests end first."""
     from .runtime.processes import frontend_main, logs
     from .runtime.processes.launch import make_config
-    from .runtime.protocol.start_report import Started
+    from .runtime.processes.start_report import Started
 
     config = make_config(model, {"port": port, "api_key": api_key, "admin_key": admin_key, **settings})
     if open_page and (config.serve.uds is not None or not config.serve.page):
@@ -367,6 +368,7 @@ app.command()(plan)
 app.command()(quantize)
 app.command("calibrate-kv")(calibrate_kv)
 app.command("train-draft")(train_draft)
+app.command("check-logprobs")(check_logprobs)
 
 
 @app.command(cls=TranslatingCommand)
@@ -422,9 +424,11 @@ def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
     table = Table(title=f"ramiform {__version__}", show_header=False, title_justify="left")
-    contexts = f"{model.num_slots / model.context_length:,.1f}"  # sequences of that length that fit
-    facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots, "whole contexts": contexts}
-    facts["kv_bytes_per_token"] = model.kv_bytes // model.num_slots
+    facts = msgspec.structs.asdict(model)
+    if model.encoder is None:  # an encoder has no KV
+        contexts = f"{model.num_slots / model.context_length:,.1f}"  # sequences of that length that fit
+        facts |= {"num_slots": model.num_slots, "whole contexts": contexts}
+        facts["kv_bytes_per_token"] = model.kv_bytes // model.num_slots
     load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
     if stats.disk is not None:
         load |= {

@@ -16,8 +16,8 @@ from .runtime.protocol.errors import RequestError
 from .runtime.protocol.setting_aliases import setting_for_alias, value_for_alias
 
 PANELS = {
-    "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
-    "context_length",
+    "Model": "served_model_name model_impl device cpu_threads kernels cuda_graphs wait_for_loops deterministic dtype "
+    "quantize context_length enable_return_routed_experts",
     "LoRA adapters": "lora max_loras max_lora_rank",
     "Several devices and machines": "tp pp ep nnodes node_rank master node_keys engine",
     "Memory and reuse": "num_pages kv_memory mem_fraction state_slots window_ratio kv_dtype kv_scales host_kv_memory "
@@ -29,6 +29,7 @@ PANELS = {
     "Speculation": "speculative speculative_draft_model speculative_exit_layer speculative_num_steps "
     "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout batch_dir",
+    "Images": "picture_bytes limit_mm_per_prompt max_image_bytes max_image_pixels allow_image_hosts",
     "Page for browsers": "page page_texts",
     "Access and limits": "api_key admin_key cache_scope max_requests_per_key requests_per_minute_per_key "
     "max_connections max_connections_per_address",

@@ -31,16 +31,19 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("ramiform.loops")
-# What RAMIFORM_CPU may be, and the processor that LLVM then compiles for; None: this one. `avx512-emulated` computes in
-# the form of avx512-dot without its instructions, so that any processor can test that form.
+# What RAMIFORM_CPU may be, and the processor that LLVM then compiles for; None: this one. `avx512-emulated` and
+# `amx-emulated` compute in the form of avx512-dot and amx without their instructions, so that any processor can test
+# these forms.
 CPU_LEVELS = {
     "generic": "generic",
     "avx2": "x86-64-v3",
     "avx512": "x86-64-v4",
     "avx512-dot": None,
+    "amx": None,
     "avx512-emulated": None,
+    "amx-emulated": None,
 }
-CPU_LEVEL = os.environ.get("RAMIFORM_CPU", "avx512-dot")
+CPU_LEVEL = os.environ.get("RAMIFORM_CPU", "amx")
 if CPU_LEVEL not in CPU_LEVELS:
     raise ValueError(f"RAMIFORM_CPU is {CPU_LEVEL!r}, and can be {', '.join(CPU_LEVELS)}")
 _postponed: set[str] = set()  # packages

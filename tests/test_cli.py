@@ -47,10 +47,12 @@ MODEL_FLAGS = {
     "--max-loras",
     "--max-lora-rank",
     "--device",
+    "--cpu-threads",
     "--kernels",
     "--cuda-graphs",
     "--overlap",
     "--deterministic",
+    "--enable-return-routed-experts",
     "--dtype",
     "--model-impl",
     "--tp",
@@ -75,6 +77,7 @@ MODEL_FLAGS = {
     "--prefill-budget",
     "--max-running",
     "--max-waiting",
+    "--picture-bytes",
     "--prefix-cache",
     "--jump-forward",
     "--wait-for-loops",
@@ -91,6 +94,10 @@ MODEL_FLAGS = {
     "--json-whitespace",
 }
 HTTP_FLAGS = {
+    "--limit-mm-per-prompt",
+    "--max-image-bytes",
+    "--max-image-pixels",
+    "--allow-image-hosts",
     "--batch-dir",
     "--cache-scope",
     "--cors-origins",
@@ -136,6 +143,7 @@ FLAGS = {
         *("--against", "--kind", "--additional-properties", "--whitespace", "--order", "--number-digits", "--json")
     },
     "calibrate-kv": {"--data", "--out", "--window", "--device", "--dtype"},
+    "check-logprobs": {"--dtype", "--trainer", "--deterministic", "--num-tokens", "--seed"},
     "quantize": {"--method", "--out", "--data", "--calibration", "--window", "--act-order", "--smooth-strength"},
     "plan": {
         "--gpus",

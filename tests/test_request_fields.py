@@ -15,6 +15,7 @@ from ramiform.runtime.frontend.http.anthropic.body import CountBody, MessagesBod
 from ramiform.runtime.frontend.http.ollama.body import OllamaChatBody, OllamaGenerateBody
 from ramiform.runtime.frontend.http.openai.responses.body import ResponseBody
 from ramiform.runtime.protocol.core import Generate, ProgramProgress, RequestOptions, Retention, SoftPin
+from ramiform.runtime.protocol.pictures import Picture, PictureRun
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
 from ramiform.tests.test_layers import modules
 
@@ -48,6 +49,8 @@ def test_every_option_reaches_the_core() -> None:
         in_bulk=True,
         continued=7,
         adapter="a",
+        pictures=[Picture(key=b"k", pixels=b"p", shape=(1, 1, 1, 1), runs=[PictureRun(0, 1)])],
+        routed_from=3,
     )
     default = RequestOptions()
     names = RequestOptions.__struct_fields__

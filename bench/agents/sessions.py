@@ -15,12 +15,19 @@ blocks for tokens, so that the server keeps up and recomputation shows apart fro
 `--hints` is what the server is told: `none`, only requests; `headers`, also each request's session, as HTTP clients
 name it; `closed`, also the session's end, as `/close_session` tells it; `program`, the same as a program of the
 language tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows
-the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
+the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes). To see what
+a forecast lacks, `returns` knows only when sessions come back, `tails` is `program` that knows how much of each prompt
+is used again, and `within 2` to `within 16` know waits only up to that factor.
 
 `--disk-pool` is the share of a disk tier besides, which has what was computed, in segments of a 32nd of it, and gives a
 request what memory has not. Reading takes no time here. Of its segments the one used last least recently goes first
 (`lru`, as runtime/disk/store.py does), the one whose sessions are least likely to return by the forecast of memory
-(`forecast`), or the one that the trace uses last (`clairvoyant`): `--disk-eviction`.
+(`forecast`), or the one that the trace uses last (`clairvoyant`): `--disk-eviction`. With `--read-ahead`, sessions that
+wait are read back after each turn, the likeliest to return first, into pages that nobody will use.
+
+`--admission` lets turns wait whose contexts would push out those of sessions that come back within `--horizon`
+seconds, by the forecast or by the trace, for `--longest-delay` seconds at most (session_admission.py). Waits count as
+job time.
 
 `--ablate` plays `lru`, `program`, and `program` without one of its parts at a time, then the six workloads of
 bench/scheduling/workloads.py with `lru`, `program` and `program` without its order, in a quarter of the memory that
@@ -29,19 +36,18 @@ they use.
 
 from __future__ import annotations
 
-import json
-import lzma
-import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import count, product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from ramiform.bench.agents.recorded_sessions import BLOCK, Session, Turn, live_working_set, load, schedule
+from ramiform.bench.agents.session_admission import AdmissionRule, AdmissionSettings, ProgramAdmission
 from ramiform.bench.agents.session_disk import Disk, disk_values
 from ramiform.bench.harness import Out, percentile, report, table
 from ramiform.bench.scheduling.simulation import AMPLE, STEP_SECONDS, TOKEN_SECONDS, VirtualCore, quarter_of, simulate
@@ -68,7 +74,6 @@ from ramiform.runtime.scheduler.scheduler import VocabularyInfo
 
 Hints = Literal["none", "headers", "closed", "program"]
 
-BLOCK = 64  # tokens
 COPY_SECONDS = TOKEN_SECONDS / 4  # of a block's keys and values from one tier to the other
 OUTPUTS = 1 << 20  # made-up output blocks have ids from here on; half as many follow
 VOCABULARY = VocabularyInfo(2 * OUTPUTS, [b" word"] * (2 * OUTPUTS), frozenset())
@@ -76,6 +81,10 @@ CHUNK = 512  # blocks
 POLICIES = ["lru", "lfu", "program", "clairvoyant"]
 POOLS = [0.7]
 DISK_RULES = ["lru"]
+NO_ADMISSION = AdmissionSettings()
+ADMISSIONS = ["none"]
+DELAYS, HORIZONS = [30.0], [60.0]
+LOOK_SECONDS = 1.0  # between two looks at turns that wait for admission
 
 
 @dataclass(frozen=True)
@@ -98,31 +107,19 @@ PARTS = {  # by what is left out
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One request of a session. Blocks count 64 tokens."""
+class Knowledge:
+    """Facts of the trace that eviction knows: when sessions return, up to a factor, and what they use of prompts."""
 
-    after: float  # seconds from the session's start
-    num_blocks: int
-    num_shared: int  # with the request before
-    stop: str
-    num_output: int  # blocks
+    returns_within: float | None = None  # None: by the forecast
+    tails: bool = False
 
 
-@dataclass
-class Session:
-    """A session's turns and when it starts; then what has become of it."""
-
-    name: str
-    turns: list[Turn]
-    start: float
-    blocks: list[int] = field(default_factory=list)  # of the last prompt
-    next_turn: int = 0
-    waited: float = 0.0  # for answers, in seconds
-
-    @property
-    def next_use(self) -> float:
-        """Time of the next turn."""
-        return self.start + self.turns[self.next_turn].after if self.next_turn < len(self.turns) else float("inf")
+KNOWLEDGE = {  # by policy
+    "clairvoyant": Knowledge(1.0, tails=True),
+    "returns": Knowledge(1.0),
+    "tails": Knowledge(tails=True),
+    **{f"within {factor}": Knowledge(factor, tails=True) for factor in (2, 4, 8, 16)},
+}
 
 
 @dataclass
@@ -137,7 +134,10 @@ class Outcome:
     job_times: list[float] = field(default_factory=list)  # seconds that a session waited for the server, in all
     num_demoted: int = 0
     num_promoted: int = 0
-    num_fetched: int = 0  # from the disk
+    num_fetched: int = 0  # from the disk, when a request asked for them
+    num_ahead: int = 0  # from the disk, before
+    num_delayed: int = 0  # turns that admission has let wait
+    longest_delay: float = 0.0
 
     @property
     def recomputed(self) -> float:
@@ -155,44 +155,6 @@ class Outcome:
         }
 
 
-def load(path: Path) -> list[list[Turn]]:
-    """Read recorded sessions."""
-    data = path.read_bytes()
-    sessions = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
-    return [
-        [
-            Turn(start - turns[0][0], num_blocks, shared, stop, max(1, round(output / BLOCK)))
-            for start, _, _, num_blocks, shared, stop, output in turns
-        ]
-        for turns in sessions
-    ]
-
-
-def schedule(recorded: Sequence[list[Turn]], live: int, seed: int) -> list[Session]:
-    """Give each session its start, so that `live` of them are alive on average."""
-    order = list(recorded)
-    random.Random(seed).shuffle(order)
-    spacing = sum(turns[-1].after for turns in order) / len(order) / live
-    return [Session(f"session {i}", turns, i * spacing) for i, turns in enumerate(order)]
-
-
-def live_working_set(sessions: Sequence[Session]) -> int:
-    """Return the 78th percentile, over requests, of the blocks in the contexts of all live sessions."""
-    changes: list[tuple[float, int, int]] = []  # time, blocks more, and 1 if a request arrives
-    for session in sessions:
-        held = 0
-        for turn in session.turns:
-            changes.append((session.start + turn.after, turn.num_blocks - held, 1))
-            held = turn.num_blocks
-        changes.append((session.start + session.turns[-1].after, -held, 0))
-    total, totals = 0, []
-    for _, change, is_request in sorted(changes):
-        total += change
-        if is_request:
-            totals.append(total)
-    return round(percentile(totals, 78))
-
-
 class Replay(VirtualCore):
     """Plays sessions on one scheduler, in virtual time."""
 
@@ -203,15 +165,18 @@ class Replay(VirtualCore):
         cache: PrefixCache,
         *,
         hints: Hints,
-        sees: bool,
+        knows: Knowledge | None,
         slow: float,
         disk: Disk | None = None,
+        reads_ahead: bool = False,
+        admission: ProgramAdmission | None = None,
     ) -> None:
-        """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
         super().__init__(config, cache, VOCABULARY)
-        self._by_header = hints in ("headers", "closed") and not sees
-        self._hints, self._sees, self._slow = hints, sees, slow
-        self._disk = disk
+        self._by_header = hints in ("headers", "closed") and knows is None
+        self._hints, self._knows, self._slow = hints, knows, slow
+        self._disk, self._admission = disk, admission
+        self._resting: dict[str, Session] | None = {} if reads_ahead else None  # sessions that wait
+        self._looks_again = False  # for turns that admission let wait
         self._fresh = count(1)
         self._asked: dict[str, tuple[Session, Turn, float]] = {}
         self._answered: set[str] = set()
@@ -225,6 +190,9 @@ class Replay(VirtualCore):
         assert not self._asked, "requests without an answer"
         self.outcome.num_demoted = self.cache.stats.num_demoted_pages
         self.outcome.num_promoted = self.cache.stats.num_promoted_pages
+        if self._admission is not None:
+            self.outcome.num_delayed = self._admission.num_delayed
+            self.outcome.longest_delay = self._admission.longest_delay
         return self.outcome
 
     def seconds_of(self, plan: ForwardPlan) -> float:
@@ -241,32 +209,73 @@ class Replay(VirtualCore):
         session.next_turn += 1
         shared = session.blocks[: turn.num_shared]
         session.blocks = shared + [next(self._fresh) for _ in range(turn.num_blocks - len(shared))]
+        asked = self.time.now
+        if self._admission is None:
+            self._start(session, number, asked)
+            return
+        self._admission.ask(session, asked, lambda: self._start(session, number, asked))
+        if self._admission and not self._looks_again:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Start what admission let wait, and look again in a while if some are left."""
+        assert self._admission is not None
+        self._admission.start_those_that_fit(self.time.now)
+        self._looks_again = len(self._admission) > 0
+        if self._looks_again:
+            self.time.after(LOOK_SECONDS, self._look_again)
+
+    def _start(self, session: Session, number: int, asked: float) -> None:
+        turn = session.turns[number]
         if self._disk is not None:
             self._fetch(session)
         rid = f"{session.name}, {number}"
-        self._asked[rid] = session, turn, self.time.now
+        self._asked[rid] = session, turn, asked
         reused = session.turns[session.next_turn].num_shared if session.next_turn < len(session.turns) else 0
         self.send(
             Generate(
                 rid=rid,
                 tokens=session.blocks,
                 sampling=SamplingParams(max_new_tokens=turn.num_output, ignore_eos=True, seed=number),
-                program=session.name if self._hints == "program" or self._sees else None,
-                soft_pins=[SoftPin(0, reused if self._sees else None)],
+                program=session.name if self._hints == "program" or self._knows else None,
+                soft_pins=[SoftPin(0, reused if self._knows is not None and self._knows.tails else None)],
                 session=ClientSession(session.name) if self._by_header else None,
             )
         )
 
     def _fetch(self, session: Session) -> None:
         """Cache what the disk has of a prompt and memory has not."""
+        if self._resting is not None:
+            self._resting.pop(session.name, None)
+        self.outcome.num_fetched += self._read(session, self.cache.num_pages)
+
+    def _read(self, session: Session, most: int, owner: Hashable = None) -> int:
+        """Cache up to `most` blocks of a session that the disk has and memory has not. Returns how many."""
         assert self._disk is not None
         blocks = session.blocks[:-1]
         cached = self.cache.match(blocks)
-        until = self._disk.first_missing(blocks, cached)
-        if until > cached and (lease := self.cache.acquire(blocks, num_tokens=until, limit=until, counted=False)):
-            self.cache.commit(lease, blocks[:until])
-            self.cache.release(lease, blocks[:until])
-            self.outcome.num_fetched += until - cached
+        until = min(cached + most, self._disk.first_missing(blocks, cached))
+        if until <= cached or not (lease := self.cache.acquire(blocks, num_tokens=until, limit=until, counted=False)):
+            return 0
+        self.cache.commit(lease, blocks[:until])
+        if owner is not None:
+            self.cache.set_soft_pin(lease, owner, until, 0)
+        self.cache.release(lease, blocks[:until])
+        return until - cached
+
+    def _read_ahead(self) -> None:
+        """Read sessions that wait, the likeliest to return first, into pages that are free or that nobody will use."""
+        assert self._resting is not None
+        forecast = self.cache.forecast
+        forecast.now = self.time.now
+        room = self.cache.num_free + sum(len(node.pages) for node in self.cache.tree.nodes() if _is_left_over(node))
+        waits = {name: forecast.wait((f"/{name}", 0)) for name in self._resting}
+        for name in sorted(waits, key=lambda each: -forecast.rate(waits[each].group, waits[each].since)):
+            if room <= 0:
+                return
+            num_read = self._read(self._resting[name], room, (f"/{name}", 0))
+            self.outcome.num_ahead += num_read
+            room -= num_read
 
     def take(self, messages: Sequence[FromCore]) -> None:
         for message in messages:
@@ -280,10 +289,18 @@ class Replay(VirtualCore):
             if message.finish is not None:
                 del self._asked[message.rid]
                 session.waited += self.time.now - asked
+                session.answered = self.time.now
+                if self._admission is not None:
+                    self._admission.note_answered(session)
                 if self._disk is not None:
                     self._disk.use(session, session.blocks, self.time.now)
-                self.send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
+                if turn.stop:  # else the answer was cut, of which the frontend says nothing
+                    self.send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
                 self._go_on(session, turn)
+                if self._resting is not None:
+                    if session.next_turn < len(session.turns):
+                        self._resting[session.name] = session
+                    self._read_ahead()
 
     def _note_start(self, turn: Turn, num_cached: int, ttft: float) -> None:
         outcome = self.outcome
@@ -301,8 +318,14 @@ class Replay(VirtualCore):
             self._at(max(self.time.now, session.next_use), session)
             return
         self.outcome.job_times.append(session.waited)
-        if self._hints in ("program", "closed") or self._sees:
+        if self._admission is not None:
+            self._admission.end(session)
+        if self._hints in ("program", "closed") or self._knows:
             self.send(EndStates(session.name, is_session=self._by_header))
+
+
+def _is_left_over(node: TreeNode) -> bool:
+    return not (node.ref_count or node.soft_pins or node.children)
 
 
 def step_seconds(plan: ForwardPlan) -> float:
@@ -321,14 +344,14 @@ def make_believe(plan: ForwardPlan) -> ForwardResult:
     )
 
 
-def clairvoyant(sessions: Sequence[Session]) -> EvictionStrategy:
-    """Return the strategy that evicts what is used last."""
+def evict_last_used(sessions: Sequence[Session], within: float) -> EvictionStrategy:
+    """Return the strategy that evicts what is used last, where waits are known up to a factor."""
     by_owner = {f"/{session.name}": session for session in sessions}
 
     def key(node: TreeNode) -> tuple[float, ...]:
         if not node.soft_pins:
             return (0.0, 0.0)
-        return (1.0, -min(by_owner[owner].next_use for owner, _ in node.soft_pins))  # type: ignore[misc]
+        return (1.0, -min(by_owner[owner].next_use_within(within) for owner, _ in node.soft_pins))  # type: ignore[misc]
 
     return EvictionStrategy(key, respects_soft_pins=True)
 
@@ -345,24 +368,38 @@ def replay(
     slow: float,
     without: Part | None = None,
     disk: tuple[float, str] = (0.0, "lru"),
+    reads_ahead: bool = False,
+    admission: AdmissionSettings = NO_ADMISSION,
 ) -> Outcome:
-    """Play the sessions under one policy: an eviction strategy, or `clairvoyant`. `without` a part of `program`, its
+    """Play the sessions under one policy: an eviction strategy, or one of KNOWLEDGE. `without` a part of `program`, its
     hints take the place of `hints`. `disk` is the disk's share and how it evicts."""
     part = Part(hints, "fcfs" if policy == "lru" else "program") if without is None else without
     sessions = schedule(recorded, live, seed)
     num_blocks = live_working_set(sessions)
-    sees = policy == "clairvoyant"
+    knows = KNOWLEDGE.get(policy)
+    within = None if knows is None else knows.returns_within
     config = CoreConfig(prefill_budget=CHUNK, max_running=256, order=part.order)
     cache = PrefixCache(
         round(pool * num_blocks),
         1,
         num_host_pages=round(host_pool * num_blocks),
-        strategy=clairvoyant(sessions) if sees else policy,
+        strategy=("program" if knows else policy) if within is None else evict_last_used(sessions, within),
         forecast=ReuseForecast(by_kind=part.by_kind, by_owner=part.by_owner),
     )
     disk_pool, rule = disk
     tier = Disk(round(disk_pool * num_blocks), disk_values(cache)[rule]) if disk_pool else None
-    return Replay(sessions, config, cache, hints=part.hints, sees=sees, slow=slow, disk=tier).run()
+    gate = None if admission.rule == "none" else ProgramAdmission(cache, admission)
+    return Replay(
+        sessions,
+        config,
+        cache,
+        hints=part.hints,
+        knows=knows,
+        slow=slow,
+        disk=tier,
+        reads_ahead=reads_ahead,
+        admission=gate,
+    ).run()
 
 
 def play_workloads(size: float, seed: int) -> list[dict[str, Any]]:
@@ -390,6 +427,10 @@ def main(
     host_pool: Annotated[float, typer.Option(help="the host tier's share")] = 0.0,
     disk_pool: Annotated[float, typer.Option(help="the disk's share")] = 0.0,
     disk_eviction: Annotated[list[str], typer.Option(help="lru, forecast or clairvoyant")] = DISK_RULES,
+    read_ahead: Annotated[bool, typer.Option(help="from the disk, into pages that nobody will use")] = False,
+    admission: Annotated[list[str], typer.Option(help="which turns wait: none, forecast or clairvoyant")] = ADMISSIONS,
+    longest_delay: Annotated[list[float], typer.Option(help="of a turn that admission lets wait, in seconds")] = DELAYS,
+    horizon: Annotated[list[float], typer.Option(help="seconds in which who returns keeps its room")] = HORIZONS,
     live: Annotated[int, typer.Option(help="sessions alive at once, on average")] = 40,
     policy: Annotated[list[str], typer.Option(help="eviction strategies, or clairvoyant")] = POLICIES,
     hints: Annotated[Hints, typer.Option(help="what the server is told")] = "program",
@@ -406,8 +447,14 @@ def main(
     runs: list[tuple[str, Part | None]] = [(name, None) for name in (["lru", "program"] if ablate else policy)]
     runs += [("program", part) for part in PARTS.values()] if ablate else []
     names = {part: f"without {name}" for name, part in PARTS.items()}
+    gates = [NO_ADMISSION] if "none" in admission else []
+    gates += [
+        AdmissionSettings(cast(AdmissionRule, rule), longest, seconds)
+        for rule, longest, seconds in product(admission, longest_delay, horizon)
+        if rule != "none"
+    ]
     for share in pool:
-        for (name, part), rule in product(runs, disk_eviction):
+        for (name, part), rule, gate in product(runs, disk_eviction, gates):
             began = time.process_time()
             settings: dict[str, Any] = {
                 "host_pool": host_pool,
@@ -415,8 +462,17 @@ def main(
                 "hints": hints,
                 "seed": seed,
                 "slow": slow,
+                "reads_ahead": read_ahead,
+                "admission": gate,
             }
-            outcome = replay(recorded, name, pool=share, without=part, disk=(disk_pool, rule), **settings)
+            outcome = replay(
+                recorded,
+                name,
+                pool=share,
+                without=part,
+                disk=(disk_pool, rule),
+                **settings,
+            )
             base = next((row for row in rows if row["pool"] == share), None)
             rows.append(
                 {
@@ -426,7 +482,12 @@ def main(
                     "of the first": 1.0 if base is None else 100 * outcome.recomputed / base["recomputed %"],
                     "demoted": outcome.num_demoted,
                     "promoted": outcome.num_promoted,
-                    **({"disk": rule, "from disk": outcome.num_fetched} if disk_pool else {}),
+                    **(
+                        {"disk": rule, "from disk": outcome.num_fetched, "ahead": outcome.num_ahead}
+                        if disk_pool
+                        else {}
+                    ),
+                    **(asdict(gate) | {"delayed": outcome.num_delayed} if admission != ADMISSIONS else {}),
                     "bench s": time.process_time() - began,
                 }
             )

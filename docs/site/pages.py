@@ -30,6 +30,7 @@ CHAPTERS = {
     "lang/tools": "Tools",
     "lang/search": "Searches",
     "lang/evaluation": "Evaluation",
+    "lang/rollouts": "Rollouts",
     "lang/tracing": "Plans and traces",
     "lang/operations": "Hooks",
     "lang/storage": "Kept answers",

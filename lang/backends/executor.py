@@ -27,6 +27,9 @@ class TranscriptExecutor:
         self._transcript = self._transcript.add_text(text)
         return text
 
+    def append_image(self, data: bytes) -> PendingResult:
+        raise RequestError("an image needs a runtime of ramiform: this backend takes texts only", param="image")
+
     def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> str:
         if tools is not None and self._transcript.has_roles:
             raise RequestError("only the first message of a chat can offer tools", param="tools")
@@ -92,6 +95,9 @@ class TranscriptExecutor:
 
         return self._calls.begin(lambda call: self._model.decide(transcript, decide.questions, call), finish)
 
+    def token_ids(self) -> PendingResult:
+        raise token_ids_refused()
+
     def fork(self, children: Sequence[StateProgress]) -> list[TranscriptExecutor]:
         return [TranscriptExecutor(self._model, self._calls, child, self._transcript.fork()) for child in children]
 
@@ -119,6 +125,12 @@ def _refuse_adapter(operation: session.Gen | session.Select | session.Decide) ->
     """Raise RequestError for an operation with a LoRA adapter."""
     if operation.lora is not None:
         raise RequestError("lora needs a runtime of ramiform: this backend has no adapters", param="lora")
+
+
+def token_ids_refused() -> RequestError:
+    """Return the error for a question after the token ids of a state that is held as text."""
+    message = "token ids need a runtime of ramiform: this backend holds texts"
+    return RequestError(message, param="backend", code="no_token_ids")
 
 
 def refuse_healing(operation: session.Operation) -> None:

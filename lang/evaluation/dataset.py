@@ -29,7 +29,14 @@ def read_dataset(dataset: Dataset) -> list[dict[str, Any]]:
             f"dataset must be a sequence of mappings or the path of a .jsonl, .json or .csv file, got {dataset!r}",
             param="dataset",
         )
-    return [_example(value, f"dataset[{index}]") for index, value in enumerate(dataset)]
+    return [example_of(value, f"dataset[{index}]") for index, value in enumerate(dataset)]
+
+
+def example_of(value: Any, where: str) -> dict[str, Any]:
+    """Return the example as a dict. Raises RequestError, which names the place `where`, for what is none."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise RequestError(f"{where} must be a mapping with names as keys, got {value!r}", param="dataset")
+    return dict(value)
 
 
 def digest(value: Any) -> str:
@@ -64,14 +71,14 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
             values = _parsed(path.read_bytes(), path)
             if not isinstance(values, list):
                 raise RequestError(f"{path} must hold a list of objects", param="dataset")
-            return [_example(value, f"{path}, entry {index}") for index, value in enumerate(values)]
+            return [example_of(value, f"{path}, entry {index}") for index, value in enumerate(values)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RequestError(f"the dataset {str(path)!r} cannot be read: {error}", param="dataset") from None
     raise RequestError(f"a dataset's file ends in .jsonl, .json or .csv, got {str(path)!r}", param="dataset")
 
 
 def _decoded(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    return _example(_parsed(line, path, number), f"{path}, line {number}")
+    return example_of(_parsed(line, path, number), f"{path}, line {number}")
 
 
 def _parsed(text: bytes, path: Path, first_line: int = 1) -> Any:
@@ -86,9 +93,3 @@ def _row(row: dict[Any, Any], where: str) -> dict[str, Any]:
     if None in row or None in row.values():
         raise RequestError(f"{where} has another number of values than the header", param="dataset")
     return row
-
-
-def _example(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise RequestError(f"{where} must be a mapping with names as keys, got {value!r}", param="dataset")
-    return dict(value)

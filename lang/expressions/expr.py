@@ -81,6 +81,13 @@ class Constant(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageExpr(Expr):
+    """An image: the bytes of its file."""
+
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class RoleBeginExpr(Expr):
     """Begins a chat message; the first one of a chat may offer tools."""
 

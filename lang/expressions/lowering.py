@@ -22,7 +22,7 @@ from .attempts import CheckedAttempts
 from .callbacks import Callback
 from .captures import CUTTING_ARGUMENTS, CapturedTexts, ConstraintExpr, compiled
 from .choices import BuiltInMethod, ChoiceCallback
-from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
+from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, ImageExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
 from .format_marks import refuse_marks
 
 T = TypeVar("T")
@@ -104,6 +104,8 @@ def lower(
         match part:
             case Constant(text):
                 lowered.operations.append(session.Text(text))
+            case ImageExpr(data):
+                lowered.operations.append(session.AppendImage(data))
             case RoleBeginExpr(role, tools):
                 if lowered.open_role is not None:
                     raise RequestError(
@@ -235,6 +237,8 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
     if type(n) is not int or n < 1:
         raise RequestError(f"n must be a positive integer, got {n!r}", param="n")
     logprobs = _logprobs(pick("return_logprob"), pick("top_logprobs_num"), pick("logprob_start_len"))
+    if defaults.get("details_of_draws"):  # of the program, whose tokens are recorded
+        logprobs = msgspec.structs.replace(logprobs or LogprobParams(), details=True)
     texts = logprobs is not None and bool(pick("return_text_in_logprobs"))
     ahead = defaults.get("num_api_spec_tokens")  # of the program, see `function`
     operation = session.Gen(
@@ -246,6 +250,7 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
         num_api_spec_tokens=ahead,
         lora=checked_lora(pick("lora")),
         heal=gen.heal,
+        routed_experts=bool(defaults.get("routed_experts")),  # likewise
     )
     if gen.heal and sampling.stop_regex:
         raise RequestError("heal and stop_regex exclude one another: give stop", param="heal")

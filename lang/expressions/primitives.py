@@ -24,12 +24,14 @@ from .expr import (
     Concat,
     Expr,
     GenExpr,
+    ImageExpr,
     OnCut,
     SelectExpr,
     StringOrMany,
     parts_of,
 )
 from .format_marks import refuse_marks
+from .image_files import image_file
 from .symbols import known, texts_of
 
 # Arguments that are text, in which a plan's symbols may stand.
@@ -313,18 +315,20 @@ def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3"
     return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, GenExpr) else part for part in parts))
 
 
-def image(path: object) -> NoReturn:
-    """Raise RequestError: SGLang's programs may hold images, and no model here reads them."""
-    _refuse("image", path)
+def image(source: Any) -> ImageExpr:
+    """Append an image, for models that read images: in messages, between texts, and before forks.
+
+    `source` is a path, the bytes of a PNG, JPEG, WebP or GIF file, a PIL image, or an array uint8 [H, W], [H, W, 3] or
+    [H, W, 4]. Raises RequestError for another value and a file that cannot be read.
+    """
+    return ImageExpr(image_file(known(source)))
 
 
 def video(path: object, num_frames: object = None) -> NoReturn:
     """Raise RequestError: SGLang's programs may hold videos, and no model here reads them."""
-    _refuse("video", path)
-
-
-def _refuse(kind: str, path: object) -> NoReturn:
-    raise RequestError(f"models read text only: {kind}({path!r})", param=kind, code="unsupported")
+    raise RequestError(
+        f"models read texts and images, and no videos: video({path!r})", param="video", code="unsupported"
+    )
 
 
 def _checked_name(name: Any) -> str | None:

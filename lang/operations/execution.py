@@ -96,9 +96,10 @@ class Execution:
             self._detached: list[int] = []
             # With a dict, logs are held to the end of the run: its events tell of branches and calls that are gone.
             self.kept_logs: dict[int, OperationLog] | None = None
+            self.kept_states: list[Any] | None = None  # with a list they are held to its end, for who reads tokens
         else:
             self._notes, self._sending, self._detached = caller._notes, caller._sending, caller._detached
-            self.kept_logs = caller.kept_logs
+            self.kept_logs, self.kept_states = caller.kept_logs, caller.kept_states
 
     def called(
         self, title: str, *, key: Callable[[], str], budget: session.Budget | None = None, deferred: bool = False

@@ -51,6 +51,7 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
         "spec_accept_histogram": sequence.accepted_lengths,
         "output_ids": sequence.ids,
         **sequence.version_facts,
+        **sequence.finish.named_captures,
     }
     if (timings := sequence.timings) is not None:
         meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}

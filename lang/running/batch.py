@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from ...runtime.protocol.errors import RequestError
 from ..backends.backend import Channel
@@ -19,6 +19,9 @@ from .runner import Begun, ProgramCall, begin, begin_recorded, run_async, run_no
 
 MAX_THREADS_AT_ONCE = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
 MAX_AT_ONCE = 1024  # "auto" without threads, branches counted: the runtime's queue is bounded
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NumThreads = int | Literal["auto"]
 StartProgram = Callable[
@@ -93,14 +96,19 @@ def run_recorded(begin: Callable[[int], Begun], size: int, options: BatchOptions
 
 def run_in_loop(channel: Channel, calls: Sequence[ProgramCall], options: BatchOptions) -> Iterator[Any]:
     """Run async programs in one event loop, in a thread of its own; otherwise as `run_in_threads`."""
+    return in_loop_thread(run_in_running_loop(lambda: channel, calls, options))
+
+
+def in_loop_thread(results: AsyncIterator[T]) -> Iterator[T]:
+    """Yield the results of an iterator whose event loop runs in a thread of its own, also between them. Closing it
+    cancels the loop's tasks."""
     import asyncio  # not loaded for programs that are not async
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="ramiform-batch", daemon=True)
     thread.start()
-    results = run_in_running_loop(lambda: channel, calls, options)
 
-    async def next_result() -> Any:
+    async def next_result() -> T | AsyncIterator[T]:
         return await anext(results, results)  # itself: there is none left
 
     async def end() -> None:
@@ -112,12 +120,23 @@ def run_in_loop(channel: Channel, calls: Sequence[ProgramCall], options: BatchOp
 
     try:
         while (result := asyncio.run_coroutine_threadsafe(next_result(), loop).result()) is not results:
-            yield result
+            yield result  # type: ignore[misc]
     finally:
         asyncio.run_coroutine_threadsafe(end(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def iterating(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Iterator[T]]:
+    """Return the twin of a function for code outside event loops, as `blocking` does; its iterator is not async."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return in_loop_thread(function(*args, **kwargs))
+
+    run.__name__ = run.__qualname__ = function.__name__.removeprefix("a")
+    return run
 
 
 async def run_in_running_loop(

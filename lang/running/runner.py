@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from ..operations.hooks import Hook
 from ..operations.recording import Recording, is_recording_all
 from ..operations.source_location import definition_line, traceback_location
 from ..operations.state_handle import StateHandle
-from ..states.state import FunctionBody, ProgramState
+from ..states.state import CalledPart, FunctionBody, ProgramState
 from .failures import describe, is_ours, is_plumbing
 from .planning import check_recorded
 
@@ -67,6 +68,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
     number: int = 0
     place: str = ""  # file:line of a call that has a caller
     hooks: tuple[Hook, ...] = ()
+    keeps_states: bool = False  # all states of the run are held, for those who read their tokens
 
     @property
     def may_be_sent_whole(self) -> bool:
@@ -127,6 +129,8 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
     execution.hooks = call.hooks
     if stream:
         execution.kept_logs = {}
+    if call.keeps_states:
+        execution.kept_states = []
     try:
         return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
     except Exception as error:
@@ -136,16 +140,11 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
 
 def _part_of_run(caller: ProgramState, call: ProgramCall) -> ProgramState:
     try:
-        return caller._open_part(
-            call.function.__name__,
-            call.number,
-            definition_line(call.function) if is_plumbing(call.place) else call.place,
-            call.defaults,
-            key=call.key,
-            budget=call.budget,
-            deferred=call.compiled,
-            is_lazy=not (call.is_async or call.compiled or call.budget is not None),
-        )
+        place = definition_line(call.function) if is_plumbing(call.place) else call.place
+        began = time.perf_counter()
+        opening = CalledPart(caller, call.function.__name__, place, call.key, began, call.budget, call.compiled)
+        is_lazy = not (call.is_async or call.compiled or call.budget is not None)
+        return caller._open_part(opening, call.number, call.defaults, is_lazy=is_lazy)
     except Exception as error:
         call.describe(error, None)
         raise

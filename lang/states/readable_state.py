@@ -38,6 +38,8 @@ class ReadableState:
         self._reader = StateReader(handle, variables)
         self._handle = handle
         self._is_open = True
+        if handle.execution.kept_states is not None:
+            handle.execution.kept_states.append(self)
 
     def __repr__(self) -> str:
         """Show the text so far. Never waits and never raises, since notebooks and debuggers call it at any time."""

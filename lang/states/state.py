@@ -182,9 +182,9 @@ class CalledPart(NamedTuple):
     title: str
     place: str
     key: Callable[[], str]
-    budget: session.Budget | None
-    deferred: bool
-    began: float
+    began: float  # by `time.perf_counter`
+    budget: session.Budget | None = None
+    deferred: bool = False
 
     def begin(self, state: ProgramState) -> None:
         """Open the state, unless it is. Raises RamiformError if the caller's run has ended."""
@@ -342,7 +342,8 @@ class ProgramState(AppendableState):
 
         It runs beside this one. As a branch, it is aborted once it is garbage-collected.
         """
-        made = self._open_part("fresh", next(self._num_called), program_location(), {}, key=lambda: "fresh")
+        opening = CalledPart(self, "fresh", program_location(), lambda: "fresh", time.perf_counter())
+        made = self._open_part(opening, next(self._num_called), {})
         made._handle.execution.loop = self._handle.execution.loop
         return made
 
@@ -393,18 +394,9 @@ class ProgramState(AppendableState):
     # Used by the other modules of the language
 
     def _open_part(
-        self,
-        title: str,
-        number: int,
-        place: str,
-        defaults: Defaults,
-        *,
-        key: Callable[[], str],
-        budget: session.Budget | None = None,
-        deferred: bool = False,
-        is_lazy: bool = False,
+        self, opening: CalledPart, number: int, defaults: Defaults, *, is_lazy: bool = False
     ) -> ProgramState:
-        """Open the state of a program that this one's function calls at `place`, as its call `number`.
+        """Open the state of a program that this one's function calls, as its call `number`.
 
         `is_lazy`: where nobody is told of the run's states it begins at its first use, as a part of the innermost state
         that has begun.
@@ -415,8 +407,7 @@ class ProgramState(AppendableState):
         made = ProgramState(None, defaults={**inherited, **defaults} if defaults else inherited, stream=self._stream)
         caller = self._opened_caller if is_lazy else self
         begins_later = is_lazy and caller._handle.execution.is_plain
-        opening = CalledPart(caller if begins_later else self, title, place, key, budget, deferred, time.perf_counter())
-        made._opening = opening
+        made._opening = opening = opening._replace(caller=caller) if begins_later else opening
         if not begins_later:
             opening.begin(made)
         return made

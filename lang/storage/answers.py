@@ -68,7 +68,7 @@ class StateContent:
                 self.open_role, self.num_roles, self.may_lead = role, self.num_roles + 1, True
             case session.RoleEnd():
                 self.open_role, self.may_lead = None, False
-            case session.Generated():
+            case session.Generated() | session.AppendImage():
                 self.may_lead = False
             case _:
                 raise AssertionError(f"{operation!r} is answered by a model")

@@ -17,6 +17,7 @@ from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..backends.executor import token_ids_refused
 from ..backends.transcript import check_joinable
 from .answers import AnswerStore, Lookup, StateContent, StoredAnswer, StoredRequest, StoredRun, normalised
 from .remote import ForkPoint, Post, Remotes, RemoteState
@@ -88,6 +89,10 @@ class StoredExecutor:
             return self._answer(operation, lambda answer: operation)
         return self._append(operation, operation, text)
 
+    def append_image(self, data: bytes) -> PendingResult:
+        operation = session.AppendImage(data)
+        return self._answer(operation, lambda answer: operation)
+
     def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> PendingResult:
         operation = session.RoleBegin(role, tools)
         return self._answer(operation, lambda answer: operation)
@@ -122,6 +127,9 @@ class StoredExecutor:
 
     def decide(self, decide: session.Decide) -> PendingResult:
         return self._answer(decide, lambda answer: None)
+
+    def token_ids(self) -> PendingResult:
+        raise token_ids_refused()
 
     def fork(self, children: Sequence[StateProgress]) -> list[StoredExecutor]:
         index = self.index

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ...runtime.programs.records.events import Event, ProgramWait, RunRecord, TracedState
-from ...runtime.programs.records.steps import answer_fields
+from ...runtime.programs.records.events import Event, ProgramWait, RunRecord, ShownImage, TracedState
+from ...runtime.programs.records.steps import answer_fields, image_digest
+from ...runtime.protocol.session import AppendImage
+from ..expressions.image_files import thumbnail
 from ..operations.operation_log import OperationLog
 from ..operations.recording import OperationTimes, Recording, ThreadWait
 from .plan import PlannedStep, states_of
@@ -90,10 +92,16 @@ def _events(
             error=failed,
             saved=log.saved.get(op, 0.0),
             waits=waits_between(times.threads[op], begin, start) if op < len(times.threads) and start > begin else (),
+            image=shown_image(step.operation.data) if isinstance(step.operation, AppendImage) else None,
             **({} if done is None else answer_fields(done)),
         )
         begin = start if end is None else end
         op += 1
+
+
+def shown_image(data: bytes) -> ShownImage:
+    """Return what a trace has of an image."""
+    return ShownImage(image_digest(data), thumbnail(data))
 
 
 def _between(waits: list[ThreadWait], start: float, end: float) -> Iterator[ProgramWait]:

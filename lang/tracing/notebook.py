@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from ...runtime.programs.records.events import Event, RunRecord, TracedState, total_of
+from ...runtime.programs.records.events import Event, RunRecord, ShownImage, TracedState, total_of
 from ...runtime.programs.records.spans import CAUSES, MEANINGS, Cause, spans_of, track_of
 from ...runtime.protocol.session import Fork
 from ..operations.operation_log import OperationLog
@@ -143,6 +143,8 @@ def _piece(piece: TextPiece) -> str:
     shown = escape(text[:MAX_SHOWN_PIECE]) + cut
     if event is None:
         return f'<span style="{_ORIGINS[piece.origin][0]}">{shown}</span>'
+    if event.image is not None and piece.origin != "failed":
+        return _image(event, event.image)
     span = f'<span style="{_ORIGINS[piece.origin][0]}" title="{escape(_details(event))}">{shown}</span>'
     if event.kind not in ("gen", "select"):
         return span
@@ -155,6 +157,14 @@ def _piece(piece: TextPiece) -> str:
     samples = "".join(f"<li>{escape(sample[:MAX_SHOWN_PIECE])}</li>" for sample in event.samples or ())
     others = f"<details><summary>{len(event.samples or ())} samples</summary><ol>{samples}</ol></details>"
     return f"{span}{open_end}{name}{forced}{others if samples else ''}"
+
+
+def _image(event: Event, image: ShownImage) -> str:
+    """Return an image as a thumbnail, or as a block with its size and digest."""
+    named = escape(f"{event.label}, SHA-256 {image.digest}")
+    if image.url is None or not image.url.startswith("data:image/"):  # a trace may be another's file
+        return f'<span style="{_BOX}" title="{escape(event.place)}">{named}</span>'
+    return f'<img src="{escape(image.url)}" alt="{named}" title="{named}" style="vertical-align:middle">'
 
 
 def _branches(piece: BranchPiece) -> str:

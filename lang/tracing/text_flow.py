@@ -19,6 +19,10 @@ class TextPiece:
     text: str
     event: Event | None = None
 
+    @property
+    def is_image(self) -> bool:
+        return self.event is not None and self.event.image is not None
+
 
 @dataclass
 class BranchPiece:
@@ -74,7 +78,7 @@ class TextFlow:
         length = self.num_before + sum(len(piece.text) for piece in waiting if isinstance(piece, TextPiece))
         left = round(length * min(1.0, num_cached / num_new)) - self.num_before
         for piece in waiting:
-            if isinstance(piece, TextPiece) and piece.origin in ("program", "template"):
+            if isinstance(piece, TextPiece) and piece.origin in ("program", "template") and not piece.is_image:
                 cached, rest = piece.text[: max(0, left)], piece.text[max(0, left) :]
                 self.pieces += [TextPiece("cached", cached, piece.event)] if cached else []
                 self.pieces += [TextPiece(piece.origin, rest, piece.event)] if rest else []

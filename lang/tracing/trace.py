@@ -231,6 +231,8 @@ def _event_line(event: Event, gaps: Mapping[Cause, float]) -> Iterator[tuple[str
         yield (f" x{len(event.states)}", "")
     for text in event.samples or ([event.text] if event.text else []):
         yield (f" {_short_text(text)}", "" if event.tokens is None else "green")
+    if event.image is not None:
+        yield (f" {event.label}, SHA-256 {event.image.digest}", "green")
     if event.tokens is not None:
         tokens = event.tokens
         yield (f"  {tokens.prompt} in ({tokens.cached} cached), {tokens.completion} out", "yellow")
@@ -318,5 +320,7 @@ def _arguments(event: Event) -> dict[str, Any]:
     if event.tokens is not None:
         names = ("prompt", "cached", "completion", "forced", "accepted")
         arguments |= {f"{name}_tokens": getattr(event.tokens, name) for name in names}
+    if event.image is not None:
+        arguments["digest"] = event.image.digest
     arguments |= {"samples": event.samples, "runtime_seconds": event.seconds, "error": event.error}
     return {name: value for name, value in arguments.items() if value is not None}

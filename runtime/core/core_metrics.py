@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ...constrained.backends import MatcherSource, OutputMatcher
+from ..models.pictures.features import PictureFeatures
 from ..protocol.core import CoreReply, FromCore, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
@@ -24,8 +25,10 @@ from .service import Service
 class CoreMetricsRecorder(Service):
     """Records metrics of one core's requests and steps."""
 
-    def __init__(self) -> None:
-        self.measures = CoreMetrics()
+    def __init__(self, pictures: PictureFeatures | None = None) -> None:
+        """`pictures` counts what it computes itself."""
+        self.measures = CoreMetrics() if pictures is None else CoreMetrics(tower=pictures.passes)
+        self._pictures = pictures
 
     def record_step(self, plan: ForwardPlan, seconds: float) -> None:
         """Record the time and tokens of a step."""
@@ -41,6 +44,8 @@ class CoreMetricsRecorder(Service):
                 self.measures.decode.observe(answer.timings.decode)
 
     def count(self, reply: CoreReply) -> CoreReply:
+        if self._pictures is not None:
+            self.measures.num_reused_pictures = self._pictures.num_reused
         return replace(reply, measures=self.measures)
 
 

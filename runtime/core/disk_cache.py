@@ -85,6 +85,7 @@ class DiskCache(Service):
             is_writer=store.is_writer,
             has_failed=store.has_failed,
             num_hit_tokens=self._tier.num_hit_tokens,
+            num_ahead_tokens=self._tier.num_ahead_tokens,
             num_saved=store.counters.num_saved,
             num_evicted=store.counters.num_evicted,
             num_damaged=store.counters.num_damaged,

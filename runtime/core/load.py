@@ -119,7 +119,7 @@ def load_core(
         header = LogHeader.of(config, vocabulary, sizes, info.context_length, rope)
         log = PlanLog.open(config.log_plans, header)
         retokenise = log.retokenise(retokenise)
-    recorder = CoreMetricsRecorder()
+    recorder = CoreMetricsRecorder(engine.pictures)
     grammars = _grammar_cache(config, vocabulary, recorder, loader)
     pages = CachePages(cache, engine)
     transfers = _connect_transfers(config, info, engine, pages, cache, lambda: scheduler) if has_transfers else None
@@ -139,10 +139,11 @@ def load_core(
         # How many steps fit depends on their time, which a replay does not know.
         continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
         rope=rope,
+        route_shape=info.route_shape,
     )
     services: list[Service] = [
-        adapters,
         WeightUpdates(config, engine, adapters, scheduler, is_logged=log is not None),
+        adapters,
         NoTransfers() if transfers is None else Transfers(transfers),
         *([] if disk is None else [disk]),
         TreeViewer(cache),

@@ -16,13 +16,16 @@ import torch
 import zmq
 
 from ..engine import ForwardEngine
+from ..models.checkpoint import find_checkpoint
+from ..models.encoders.table import encoder_class
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import build_rank_zero_engine
 from ..processes import logs, parent_watchdog
 from ..processes.memory import give_back_memory
 from ..protocol.config import RuntimeConfig
-from ..protocol.core import Abort, CoreReply, FromCore, ToCore
+from ..protocol.core import Abort, CoreReply, FromCore, RequestFailed, ToCore, Tokens
 from ..protocol.errors import RamiformError, RuntimeFailed
+from .encoder import EncoderCore, load_encoder_core
 from .frontend_socket import FrontendSocket
 from .load import LoadedCore, load_core
 from .loop_loader import LoopLoader
@@ -98,6 +101,18 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> No
         link.deliver(services.after_step())
 
 
+def run_encoder_loop(link: FrontendSocket, core: EncoderCore) -> None:
+    """Repeat: messages in, one batch, answers out."""
+    while True:
+        for owner, message in received(link, None if core.idle else 0):
+            for answer in core.handle(owner, message, time.monotonic()):
+                if isinstance(answer, Tokens | RequestFailed):
+                    link.send([answer])
+                else:
+                    link.reply(owner, answer)
+        link.send(core.step())
+
+
 def start_collections() -> None:
     """Enable garbage collection, except of the objects that exist now, which are permanent."""
     gc.freeze()
@@ -119,11 +134,16 @@ def main(config: RuntimeConfig, products: subprocess.Popen[bytes] | None = None)
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
-        loader = LoopLoader(products=products)
-        core = load_core(config.core, partial(build_rank_zero_engine, config, ranks), loader)
-        ranks.serve()
-        start_collections()
-        loader.load()
+        if encoder_class(find_checkpoint(config.core.model)) is not None:
+            run = partial(run_encoder_loop, link, load_encoder_core(config.core))
+            start_collections()
+        else:
+            loader = LoopLoader(products=products)
+            core = load_core(config.core, partial(build_rank_zero_engine, config, ranks), loader)
+            run = partial(run_loop, link, core, ranks)
+            ranks.serve()
+            start_collections()
+            loader.load()
     except Exception as error:
         if not isinstance(error, RamiformError):
             parent_watchdog.say(traceback.format_exc())
@@ -131,7 +151,7 @@ def main(config: RuntimeConfig, products: subprocess.Popen[bytes] | None = None)
         return 1
     try:
         with torch.inference_mode():  # once for all steps
-            run_loop(link, core, ranks)
+            run()
     except RuntimeFailed as error:  # of another rank
         parent_watchdog.say(f"ramiform core: {error}")
         link.fail(error)

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,8 @@ _SEGMENTS = 32  # that a full store has, if they are not larger than that
 MIN_RECORDS = 4 * _SEGMENTS  # that the limit must hold
 _FILE_NAME = re.compile(r"([0-9]{10})\.(index|pages)")
 _FORMAT_NAME = re.compile(r"[0-9a-f]{32}")
+_CHECK_BYTES = 16
+_MAX_NOTE_BYTES = 64 << 20  # of sequences that are likely to go on
 _SLOTS = 1 << 32  # a place is segment number * _SLOTS + number of the record
 
 
@@ -135,6 +138,17 @@ class PageStore:
             segment.note_use(self._clock())
         return found[:done]
 
+    def read_sequences(self) -> list[tuple[str, bytes]]:
+        """Return what `note_sequences` wrote last; nothing if that is damaged."""
+        try:
+            with open(self._folder / "sequences", "rb") as file:
+                check, data = file.read(_CHECK_BYTES), file.read(_MAX_NOTE_BYTES)
+        except OSError:
+            return []
+        if check != self._form.check(data, _CHECK_BYTES):
+            return []
+        return msgspec.msgpack.decode(data, type=list[tuple[str, bytes]])
+
     def note_use(self, keys: Sequence[bytes]) -> None:
         """Note that a sequence is in use that has these pages."""
         numbers = {place // _SLOTS for key in keys if (place := self._places.get(key)) is not None}
@@ -169,6 +183,17 @@ class PageStore:
                     self._places[page.key] = segment.number * _SLOTS + slot
             self.counters.num_saved += len(part)
 
+    def note_sequences(self, sequences: Sequence[tuple[str, bytes]]) -> None:
+        """Replace the note of sequences that are likely to go on: namespace and packed tokens of each."""
+        if not self.is_writer or self.has_failed:
+            return
+        data = msgspec.msgpack.encode(sequences)
+        new = self._folder / "sequences.new"
+        with contextlib.suppress(OSError):  # without it, nothing is read ahead
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(self._form.check(data, _CHECK_BYTES) + data)
+            new.replace(self._folder / "sequences")
+
     def strike(self, keys: Sequence[bytes]) -> None:
         """Remove pages for good that may be wrong."""
         for key in keys:
@@ -186,6 +211,7 @@ class PageStore:
         for segment in list(self._segments.values()):
             if self.is_writer:
                 self._remove(segment)
+        self.note_sequences([])
         with self._changing:
             self._places.clear()
 

@@ -1,5 +1,8 @@
 """The disk under the prefix cache: saves its new pages between steps, and fetches the prefixes of requests.
 
+It also notes which sequences programs and sessions are likely to continue. A new process reads these ahead, before
+their requests come: into free pages only, and while no request's own pages are read.
+
 Everything here runs between steps but what two small pools of threads do: one thread writes, others read and check.
 """
 
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...radix.cache import PrefixCache
 from ...radix.child_index import ParentNode
-from ...radix.packed_tokens import pack
+from ...radix.packed_tokens import pack, unpack
 from ...radix.tree import TreeNode, TreeRoot
 from ..engine.kv_pool import PAGE_SIZE
 from ..scheduler.request import Request
@@ -34,6 +37,9 @@ _PARTS_AHEAD = 4  # of a fetch
 _FETCHES_AT_ONCE = 4
 _HELD_SECONDS = 30.0  # for a request to start whose pages have come: until then they count as held
 _REFRESH_SECONDS = 1.0  # between two looks at what another process has written
+_NOTE_SECONDS = 5.0  # between two notes of the sequences that are likely to go on
+_MAX_NOTED = 64  # sequences
+_MAX_OWNERS = 1024  # those whose requests ended last, of which the likeliest to return are noted
 
 
 @dataclass(eq=False)
@@ -41,8 +47,9 @@ class DiskFetch:
     """Pages of a request's prompt that come from the disk. `keys` are those that are to come; the first of them is page
     `first` of `tokens`, whole pages."""
 
-    request: Request
+    request: Request | None  # None: they are read ahead
     waiter: Future[None]
+    namespace: str
     tokens: list[int]
     first: int
     keys: list[bytes]
@@ -52,8 +59,21 @@ class DiskFetch:
     followers: list[tuple[Request, Future[None]]] = field(default_factory=list)  # wait for a part of its pages
 
     @property
+    def is_ahead(self) -> bool:
+        """True while no request wants any of the pages."""
+        return self.request is None and self._has_left
+
+    @property
+    def num_to_come(self) -> int:
+        return len(self.tokens) // PAGE_SIZE - self.first
+
+    @property
     def is_wanted(self) -> bool:
-        return not (self.waiter.cancelled() and all(waiter.cancelled() for _, waiter in self.followers))
+        return self.request is None or not (self.waiter.cancelled() and self._has_left)
+
+    @property
+    def _has_left(self) -> bool:
+        return all(waiter.cancelled() for _, waiter in self.followers)
 
 
 class DiskTier:
@@ -66,7 +86,8 @@ class DiskTier:
         assert cache.states is None
         assert cache.windows is None
         self.store = store
-        self.num_hit_tokens = 0  # that came from the disk
+        self.num_hit_tokens = 0  # of requests, that came from the disk
+        self.num_ahead_tokens = 0  # that were read before a request asked for them
         self._keys, self._cache, self._pages, self._clock = keys, cache, pages, clock
         self._part = max(1, _PART_BYTES // pages.shape.page_bytes)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-write")
@@ -75,17 +96,23 @@ class DiskTier:
         self._unwritten: set[bytes] = set()  # keys of pages that are being written
         self._fetches: list[DiskFetch] = []  # those behind wait for room
         self._fetched: list[tuple[Request, int, float]] = []  # requests with pages that came for them, and when
-        self._next_save = self._next_refresh = 0.0
+        self._next_save = self._next_refresh = self._next_note = 0.0
+        self._noted: list[tuple[TreeNode, int]] = []  # sequences and their tokens, as of the last note
+        self._is_note_due = False  # pages have been saved since
+        # Namespaces and tokens of sequences that are to be read ahead
+        self._ahead: deque[tuple[str, bytes]] = deque(self.store.read_sequences() if self.store.is_writer else ())
+        self._ahead_keys: set[bytes] = set()  # of pages that were, and that no request has used
         self._follow_tree()
 
     @property
     def is_fetching(self) -> bool:
-        return bool(self._fetches)
+        return bool(self._fetches or self._ahead)
 
     @property
     def seconds_to_save(self) -> float | None:
         """Seconds until `save` has something to do; None: nothing is new."""
-        return max(0.0, self._next_save - self._clock()) if self._unsaved else None
+        due = [self._next_save] if self._unsaved else [self._next_note] if self._is_note_due else []
+        return max(0.0, due[0] - self._clock()) if due else None
 
     @property
     def _unsaved(self) -> dict[TreeNode, None]:
@@ -102,6 +129,8 @@ class DiskTier:
 
     def clear(self) -> None:
         """Remove every page from the disk; fetches end."""
+        self._ahead.clear()
+        self._noted = []
         for fetch in list(self._fetches):
             self._end(fetch, goes_on=False)
         self._writer.submit(self.store.clear).result()
@@ -113,6 +142,8 @@ class DiskTier:
             self._next_save = 0.0
             self.save()
             self._writer.submit(lambda: None).result()
+        if self._is_note_due:
+            self._note_sequences()
         for pool in (self._writer, self._readers):
             pool.shutdown()
         self.store.close()
@@ -125,6 +156,8 @@ class DiskTier:
             wrong, self._cache.tree.wrong_keys = self._cache.tree.wrong_keys, []
             self._writer.submit(self.store.strike, wrong)
         now = self._clock()
+        if self._is_note_due and now >= self._next_note:
+            self._note_sequences()
         if now < self._next_save or not self._unsaved:
             return
         self._next_save = now + _SAVE_SECONDS
@@ -136,6 +169,7 @@ class DiskTier:
         if sum(num_bytes for _, num_bytes in self._writes) > _MAX_UNWRITTEN_BYTES:
             return
         found = self._take_unsaved(self._part)
+        self._is_note_due = True
         if len(found) == self._part:
             self._next_save = now  # the rest after the next step
         if found:
@@ -194,6 +228,38 @@ class DiskTier:
         written.add_done_callback(lambda _: self._unwritten.difference_update(keys))
         self._writes.append((written, content_PB.nbytes))
 
+    def _note_sequences(self) -> None:
+        """Have the disk note the sequences that programs and sessions are likely to continue, the likeliest first."""
+        cache, self._is_note_due = self._cache, False
+        self._next_note = self._clock() + _NOTE_SECONDS
+        likely: dict[TreeNode, float] = {}
+        for owner in cache.tiers.soft_pins.owners()[-_MAX_OWNERS:]:
+            wait = cache.forecast.wait(owner)
+            rate = cache.forecast.rate(wait.group, wait.since)
+            for node in cache.tiers.soft_pins.nodes_of(owner):
+                likely[node] = max(rate, likely.get(node, 0.0))
+        sequences: list[tuple[str, bytes]] = []
+        noted: list[tuple[TreeNode, int]] = []
+        seen: set[TreeNode] = set()
+        room = cache.num_pages
+        for node in sorted(likely, key=lambda each: (-likely[each], -each.last_used)):
+            branch: ParentNode[TreeNode] = node
+            path: list[TreeNode] = []
+            while isinstance(branch, TreeNode):
+                path.append(branch)
+                branch = branch.parent
+            room -= sum(len(part.pages) for part in path if part not in seen)
+            if room < 0 or len(noted) == _MAX_NOTED:
+                break
+            if node not in seen:
+                assert isinstance(branch, TreeRoot)
+                sequences.append((branch.namespace, b"".join(part.run for part in reversed(path))))
+                noted.append((node, sum(part.num_tokens for part in path)))
+            seen.update(path)
+        if noted != self._noted:
+            self._noted = noted
+            self._writer.submit(self.store.note_sequences, sequences)
+
     # Fetching
 
     def fetch(self, request: Request) -> Future[None] | None:
@@ -210,8 +276,10 @@ class DiskTier:
             each for each in self._fetched if each[0].num_cached is None and self._clock() - each[2] < _HELD_SECONDS
         ]
         for fetch in list(self._fetches):
-            if not fetch.is_wanted:
+            if not fetch.is_wanted or (fetch.is_ahead and fetch.num_to_come > self._cache.num_free):
                 self._end(fetch)
+        while self._ahead and not self._fetches:
+            self._read_ahead(*self._ahead.popleft())
         for fetch in islice(self._allowed(), _FETCHES_AT_ONCE):
             self._read_on(fetch)
         ready = next((fetch for fetch in self._fetches if fetch.parts and fetch.parts[0].done()), None)
@@ -225,34 +293,61 @@ class DiskTier:
             self.store.refresh()
             if self.store.is_writer:
                 self._follow_tree()
-        namespace, end = request.namespace, request.reuse_limit // PAGE_SIZE
-        tokens = request.tokens[: end * PAGE_SIZE]
-        cached = self._pages.num_cached(tokens, namespace)
-        if cached >= end or not self.store.num_pages:
+        namespace = request.namespace
+        tokens = request.cache_tokens[: request.reuse_limit // PAGE_SIZE * PAGE_SIZE]
+        cached, keys = self._find(tokens, namespace)
+        if self._ahead_keys:
+            used = self._ahead_keys.intersection(keys[:cached])
+            self.num_hit_tokens += len(used) * PAGE_SIZE
+            self._ahead_keys -= used
+        if len(keys) == cached:
             return False
-        packed = pack(tokens)
+        for running in self._fetches:
+            if keys[cached] in running.keys:
+                running.followers.append((request, waiter))
+                return True
+        self._fetches.append(self._make_fetch(request, waiter, namespace, tokens, cached, keys))
+        return True
+
+    def _read_ahead(self, namespace: str, packed: bytes) -> None:
+        """Begin to read a sequence that a program or session may continue, if there are free pages for it."""
+        tokens = unpack(packed[: len(packed) // PAGE_TOKEN_BYTES * PAGE_TOKEN_BYTES])
+        cached, keys = self._find(tokens, namespace)
+        if 0 < len(keys) - cached <= self._cache.num_free:
+            self._fetches.append(self._make_fetch(None, Future(), namespace, tokens, cached, keys))
+
+    def _find(self, tokens: list[int], namespace: str) -> tuple[int, list[bytes]]:
+        """Return how many whole pages of `tokens` are cached, and the keys of these and of those that the disk has
+        after them."""
+        cached = self._pages.num_cached(tokens, namespace)
+        if (cached * PAGE_SIZE == len(tokens) and not self._ahead_keys) or not self.store.num_pages:
+            return 0, []
         keys: list[bytes] = []
-        for at, key in enumerate(self._keys.following(self._keys.root(namespace), packed)):
+        for at, key in enumerate(self._keys.following(self._keys.root(namespace), pack(tokens))):
             if at >= cached and key not in self.store:
                 break
             keys.append(key)
-        keys = keys[cached:]
-        if not keys:
-            return False
-        for running in self._fetches:
-            if keys[0] in running.keys:
-                running.followers.append((request, waiter))
-                return True
-        stop = cached + len(keys)
-        packed = packed[cached * PAGE_TOKEN_BYTES : stop * PAGE_TOKEN_BYTES]
-        self._fetches.append(DiskFetch(request, waiter, tokens[: stop * PAGE_SIZE], cached, keys, packed))
-        return True
+        return cached, keys
+
+    def _make_fetch(
+        self,
+        request: Request | None,
+        waiter: Future[None],
+        namespace: str,
+        tokens: list[int],
+        cached: int,
+        keys: list[bytes],
+    ) -> DiskFetch:
+        tokens = tokens[: len(keys) * PAGE_SIZE]
+        packed = pack(tokens[cached * PAGE_SIZE :])
+        return DiskFetch(request, waiter, namespace, tokens, cached, keys[cached:], packed)
 
     def _allowed(self) -> Iterable[DiskFetch]:
         """Yield the fetches that may read: those whose pages memory has room for beside others that have come, and
         whose requests have not started."""
         room = self._cache.num_pages // 2 - sum(num_pages for _, num_pages, _ in self._fetched)
-        for at, fetch in enumerate(self._fetches):
+        asked = [fetch for fetch in self._fetches if not fetch.is_ahead]
+        for at, fetch in enumerate(asked or self._fetches):
             num_pages = len(fetch.tokens) // PAGE_SIZE
             if num_pages > room and (at or self._fetched):
                 return
@@ -260,7 +355,7 @@ class DiskTier:
             yield fetch
 
     def _read_on(self, fetch: DiskFetch) -> None:
-        while len(fetch.parts) < _PARTS_AHEAD and fetch.num_asked < len(fetch.keys):
+        while len(fetch.parts) < (1 if fetch.is_ahead else _PARTS_AHEAD) and fetch.num_asked < len(fetch.keys):
             part = slice(fetch.num_asked, min(len(fetch.keys), fetch.num_asked + self._part))
             tokens = fetch.packed[part.start * PAGE_TOKEN_BYTES : part.stop * PAGE_TOKEN_BYTES]
             fetch.parts.append(self._readers.submit(self.store.read, fetch.keys[part], tokens))
@@ -269,15 +364,22 @@ class DiskTier:
     def _take(self, fetch: DiskFetch) -> None:
         """Cache the pages of a part that has been read."""
         pages_PB = fetch.parts.popleft().result()
-        num_sought = min(self._part, len(fetch.tokens) // PAGE_SIZE - fetch.first)
+        num_sought = min(self._part, fetch.num_to_come)
         until = fetch.first + len(pages_PB)
         request = fetch.request
-        pin = None if fetch.waiter.cancelled() else (request.rid, request.rank)
-        is_cached = len(pages_PB) > 0 and self._pages.write(
-            fetch.tokens[: until * PAGE_SIZE], request.namespace, fetch.first, torch.from_numpy(pages_PB), pin
+        pin = None if request is None or fetch.waiter.cancelled() else (request.rid, request.rank)
+        is_cached = 0 < len(pages_PB) <= (self._cache.num_free if fetch.is_ahead else self._cache.num_pages)
+        is_cached = is_cached and self._pages.write(
+            fetch.tokens[: until * PAGE_SIZE], fetch.namespace, fetch.first, torch.from_numpy(pages_PB), pin
         )
         if is_cached:
-            self.num_hit_tokens += len(pages_PB) * PAGE_SIZE
+            if request is None:
+                self.num_ahead_tokens += len(pages_PB) * PAGE_SIZE
+                at = len(fetch.keys) - fetch.num_to_come
+                self._ahead_keys.update(fetch.keys[at : at + len(pages_PB)])
+            else:
+                self.num_hit_tokens += len(pages_PB) * PAGE_SIZE
+                self._ahead_keys.difference_update(fetch.keys)
             fetch.first = until
         if not is_cached or len(pages_PB) < num_sought or until * PAGE_SIZE == len(fetch.tokens):
             self._end(fetch)
@@ -285,7 +387,8 @@ class DiskTier:
     def _end(self, fetch: DiskFetch, *, goes_on: bool = True) -> None:
         """Let the requests of a fetch go on; those that waited for a part of it fetch the rest."""
         self._fetches.remove(fetch)
-        self._fetched.append((fetch.request, fetch.first, self._clock()))
+        if fetch.request is not None:
+            self._fetched.append((fetch.request, fetch.first, self._clock()))
         if not fetch.waiter.cancelled():
             fetch.waiter.set_result(None)
         for request, waiter in fetch.followers:

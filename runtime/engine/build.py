@@ -10,16 +10,21 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 
 from ...kernels import Ops, StreamingSizes, for_device
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.experts.routes import RECORDED, ExpertRoutes, route_bytes
+from ..models.gguf.file import is_gguf
 from ..models.load import load_model
-from ..models.parallel.group import SINGLE_RANK, Group, SingleRank
+from ..models.parallel.group import SINGLE_RANK, Group, SingleRank, is_rank_zero
 from ..models.parallel.shard import shard_of
 from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
+from ..models.pictures.features import PictureFeatures
+from ..models.pictures.tower import PictureTower
 from ..models.read_config import read_config
 from ..models.stored.changing_weights import ChangingWeights
 from ..models.stored.kv_scales import KvConstants
@@ -27,12 +32,13 @@ from ..models.stored.weight_source import WeightSource
 from ..models.stored.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
+from ..tokenizer.image_processors import READERS
 from .compile_kernels import compile_kernels
-from .cpu_threads import CpuThreads
+from .cpu_threads import CpuThreads, usable_cpus
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import ChosenScales, choose_kv_dtype, choose_scales, given_scales, is_scaled
-from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
+from .kv_pool import PAGE_SIZE, CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
 from .kv_size import MeasureMemory, MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .paths import EngineParts
 from .paths.step_graphs import CudaCapture, LargestStep, StepGraphs
@@ -80,7 +86,8 @@ def build_engine(
 ) -> ForwardEngine:
     """Load the checkpoint in directory `path`, and the draft source beside it if any, and return the engine.
 
-    With several ranks it holds the part of model and KV of `group`'s rank.
+    With several ranks it holds the part of model and KV of `group`'s rank. With `config.picture_bytes` it computes
+    pictures too.
 
     Raises CheckpointError when the checkpoint cannot be served. Raises RequestError, naming the setting, when the
     device does not exist or lacks the KV's dtype, when the context is longer than the model's, and when the KV memory
@@ -94,7 +101,8 @@ def build_engine(
     pages_by_setting(config, context_length, sizes.page)  # which may raise an error: before the weights are loaded
     if device.type == "cpu":
         # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
-        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
+        threads = config.cpu_threads or min(torch.get_num_threads(), usable_cpus())
+        torch.set_num_threads(max(1, threads // group.shard.num_slices))
     model = _load(config, path, resolved, on_progress)
     scales = choose_scales(resolved.given_scales, config, path, model, resolved.kv_dtype, group)
     num_state_bytes = allocate_states(config, model)
@@ -125,7 +133,7 @@ def build_engine(
         threads=_threads(config, resolved) if device.type == "cpu" else None,
         path=path,
         weights=ChangingWeights(
-            path, config, resolved.whole_config, lambda weights: _load(config, path, resolved, None, weights)
+            path, config, resolved.whole_config, lambda weights: _load(config, path, resolved, None, source=weights)
         ),
     )
 
@@ -154,11 +162,21 @@ class _Resolved:
 def _resolve(config: CoreConfig, path: Path, group: Group) -> _Resolved:
     """Read the model's config, and choose device, dtypes, context and this rank's part. Raises RequestError for
     settings that do not go with the model."""
+    if config.picture_bytes and is_gguf(path):
+        raise RequestError(
+            "images are read of folders of safetensors only, and no GGUF or mmproj file has them here: leave out "
+            "picture_bytes, or give such a folder",
+            param="picture_bytes",
+        )
     whole_config = read_config(path, config.model_impl)
     if not whole_config.is_native:
         _check_transformers_settings(config, group)
         logger.info("transformers computes the layers of %s", whole_config.architecture)
+    _check_picture_settings(config, whole_config)
+    _check_route_settings(config, whole_config)
     device = choose_device(config.device)
+    if config.cpu_threads is not None and device.type != "cpu":
+        raise RequestError(f"cpu_threads {config.cpu_threads} is for CPUs; the device is {device}", param="cpu_threads")
     check_recurrent_settings(config, whole_config, group, device)
     streaming = _streaming(config, group)
     if streaming is not None:
@@ -176,6 +194,12 @@ def _resolve(config: CoreConfig, path: Path, group: Group) -> _Resolved:
     head_dim, is_latent = model_config.head_dim, model_config.latent is not None
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, head_dim=head_dim, is_latent=is_latent)
     given = given_scales(config, path, whole_config, kv_dtype)
+    if config.picture_bytes and whole_config.rope.axes and is_scaled(kv_dtype, whole_config, given):
+        raise RequestError(
+            f"kv_dtype {config.kv_dtype!r} is relative to positions of one number, and images of "
+            f"{whole_config.architecture} have three: use auto, or leave out picture_bytes",
+            param="kv_dtype",
+        )
     return _Resolved(
         group,
         device,
@@ -189,6 +213,57 @@ def _resolve(config: CoreConfig, path: Path, group: Group) -> _Resolved:
         given,
         context_length,
     )
+
+
+def _check_picture_settings(config: CoreConfig, model: ModelConfig) -> None:
+    """Raise RequestError for a model that reads text only, or a setting with which it reads no pictures."""
+    if not config.picture_bytes:
+        return
+    if not model.tower:
+        raise RequestError(f"{model.architecture} reads text only here: leave out picture_bytes", param="picture_bytes")
+    reader = READERS[model.architecture]
+    if reader.is_grid and not model.rope.axes:
+        raise RequestError(f"{model.architecture}: config.json has no mrope_section of its heads' size", param="model")
+    refused = {"deterministic": "attend both ways", "streaming_window": "attend both ways"}
+    refused = refused if reader.attends_both_ways else {}
+    refused |= {"streaming_window": "have positions of three numbers"} if reader.is_grid else {}
+    refused |= {"pp": "go into several layers"} if reader.is_deep and config.pp > 1 else {}
+    for setting, reason in refused.items():
+        if getattr(config, setting):
+            raise RequestError(
+                f"{setting} is not for images of {model.architecture}, which {reason}: leave it out, or picture_bytes",
+                param=setting,
+            )
+
+
+# Settings with which experts are recorded; any other one has to have its default.
+_GOES_WITH_ROUTES = frozenset(
+    "enable_return_routed_experts model served_model_name model_impl lora max_loras max_lora_rank device cpu_threads "
+    "dtype tp ep context_length num_pages kv_memory mem_fraction kernels deterministic cuda_graphs overlap "
+    "prefill_budget max_running max_waiting prefix_cache order eviction host_kv_memory grammar_backend grammar_memory "
+    "additional_properties number_digits json_whitespace jump_forward kv_events kv_events_format kv_events_topic "
+    "wait_for_loops speculative speculative_draft_model speculative_exit_layer speculative_num_steps "
+    "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive".split()
+)
+
+
+def _check_route_settings(config: CoreConfig, model: ModelConfig) -> None:
+    """Raise RequestError for a model or a setting with which no experts are recorded."""
+    if not config.enable_return_routed_experts:
+        return
+    if not model.is_native or model.architecture not in RECORDED:
+        raise RequestError(
+            f"the experts of {model.architecture} are not recorded, those of {', '.join(sorted(RECORDED))} are: leave "
+            "out enable_return_routed_experts",
+            param="enable_return_routed_experts",
+        )
+    defaults = CoreConfig()
+    for setting, value in msgspec.structs.asdict(config).items():
+        if setting not in _GOES_WITH_ROUTES and value != getattr(defaults, setting):
+            raise RequestError(
+                f"{setting} is not known to go with enable_return_routed_experts: leave out one of both",
+                param=setting,
+            )
 
 
 @dataclass(frozen=True)
@@ -206,10 +281,11 @@ def _page_sizes(config: CoreConfig, resolved: _Resolved, draft: DraftBytes) -> _
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(resolved.whole_config, group.stage.size)))
     share = window_share(config, model_config, group, resolved.device, resolved.context_length)
-    whole_page = draft.per_page + bytes_per_page(largest, kv_dtype, is_scaled=scaled)
+    beside = draft.per_page + PAGE_SIZE * (route_bytes(model_config) if config.enable_return_routed_experts else 0)
+    whole_page = beside + bytes_per_page(largest, kv_dtype, is_scaled=scaled)
     page = whole_page
     if share is not None:
-        page = draft.per_page + share.page_bytes(model_config, kv_dtype, is_scaled=scaled)
+        page = beside + share.page_bytes(model_config, kv_dtype, is_scaled=scaled)
     return _PageSizes(page, whole_page, share)
 
 
@@ -218,11 +294,12 @@ def _load(
     path: Path,
     resolved: _Resolved,
     on_progress: Progress | None,
+    *,
     source: WeightSource | None = None,
 ) -> Decoder:
     """Load the weights of this rank's part: those of the checkpoint, or of `source`."""
     ops = choose_ops(config, resolved.model_config, resolved.device)
-    return load_model(
+    model = load_model(
         source or path,
         resolved.whole_config if resolved.streaming else resolved.whole_config.within(resolved.context_length),
         device=resolved.device,
@@ -232,6 +309,12 @@ def _load(
         on_progress=on_progress,
         group=resolved.group,
     )
+    if config.picture_bytes and resolved.group.stage.has_ends:
+        place = {"device": resolved.device, "dtype": resolved.dtype}
+        has_tower = is_rank_zero(resolved.group)
+        tower = PictureTower(path, resolved.whole_config, **place) if has_tower else None
+        model.pictures = PictureFeatures(tower, config.picture_bytes, group=resolved.group, **place)
+    return model
 
 
 def _threads(config: CoreConfig, resolved: _Resolved) -> CpuThreads:
@@ -248,6 +331,8 @@ class _GraphsFactory(Protocol):
 def _graphs_factory(config: CoreConfig, resolved: _Resolved, model: Decoder) -> _GraphsFactory | None:
     """Return the constructor of CUDA graphs; None: steps run without."""
     if not config.cuda_graphs or resolved.device.type != "cuda" or resolved.streaming is not None:
+        return None
+    if config.enable_return_routed_experts:
         return None
 
     def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
@@ -336,7 +421,10 @@ def _allocate_pool(
     pinned = device.type == "cuda" and num_host_pages > 0
     host = _memory(model_config, num_host_pages, torch.device("cpu"), stored, param="host_kv_memory", pinned=pinned)
     queue = CudaCopyQueue(device, model_config.num_kv_layers) if pinned else None
-    return KvPool(memory, host, constants, queue, windows)
+    routes = None
+    if config.enable_return_routed_experts:
+        routes = ExpertRoutes(resolved.whole_config, (num_pages + num_host_pages) * PAGE_SIZE, device)
+    return KvPool(memory, host, constants, queue, windows, routes)
 
 
 def _check_transformers_settings(config: CoreConfig, group: Group) -> None:

@@ -5,7 +5,7 @@ Its state is the KV pool, which plans address by page, the draft source's memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,15 @@ import torch
 from ...kernels import stored_size
 from ..models.config import ModelConfig
 from ..models.lora.peft import AdapterWeights
+from ..models.pictures.features import PictureFeatures
 from ..models.stored.changing_weights import ChangingWeights
 from ..models.stored.kv_scales import constants_digest, numbers_of
+from ..models.stored.weight_source import Fingerprint
+from ..processes.memory import give_back_memory
 from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..protocol.errors import RequestError
-from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
+from ..protocol.sampling import MemoryTag
+from ..scheduler.plan import DraftSpec, ForwardPlan, ForwardResult, PageCopy, Row, Sample
 from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
 from .in_flight_step import InFlightStep, ModelRunner
@@ -52,6 +56,8 @@ class EngineInfo:
     window: int = 0  # tokens that these layers attend to, the longest of their windows
     num_sinks: int = 0  # first tokens that they always attend to
     streaming_window: int = 0  # of attention to sinks and a rolling window; 0: attention is the model's own
+    reads_pictures: bool = False
+    route_shape: tuple[int, int] | None = None  # layers, and experts of a token in each; None: they are not recorded
 
 
 class ForwardEngine:
@@ -93,6 +99,8 @@ class ForwardEngine:
             window=0 if pool.windows is None else int(max(window or 0 for window in config.windows)),
             num_sinks=0 if config.streaming is None else config.streaming.num_sinks,
             streaming_window=0 if config.streaming is None else config.streaming.window,
+            reads_pictures=model.pictures is not None,
+            route_shape=None if pool.routes is None else pool.routes.shape,
         )
 
         whole = model.whole_config
@@ -130,6 +138,11 @@ class ForwardEngine:
         self._runner.pool.copy(copies)
         if self._runner.source is not None and copies:
             self._runner.source.copy(copies)
+
+    @property
+    def pictures(self) -> PictureFeatures | None:
+        """Module that computes features of pictures; None: the model reads text only."""
+        return self._runner.model.pictures
 
     @property
     def device(self) -> torch.device:
@@ -208,27 +221,52 @@ class ForwardEngine:
         """Remove an adapter that no later plan names."""
         self._runner.model.lora.remove(number)
 
-    def prepare_weights(self, path: str) -> None:
-        """Load other weights for the same model beside those in use, which stay until `take_weights`.
+    def prepare_weights(self, path: str | None) -> Fingerprint:
+        """Load other weights for the same model beside those in use, which stay until `take_weights`; return the
+        fingerprint of their files.
 
-        `path` is a safetensors file, or a folder of them, with all of the model's tensors or some. Raises
-        RamiformError, with nothing changed, when they cannot be served.
+        `path` is a safetensors file, or a folder of them, with all of the model's tensors or some. None: those that
+        served before `release_memory`, from where they came. Raises RamiformError, with nothing changed, when they
+        cannot be served.
         """
-        if self._weights is None:
-            raise RequestError("this engine keeps the weights that it was made with", param="model_path")
-        self._weights.prepare(path, self._runner.model)
+        return self._changing_weights.prepare(path, self._runner.model)
+
+    def check_tensors(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise RequestError for tensors, by name, that could not take the place of the model's."""
+        self._changing_weights.check_tensors(shapes, self._runner.model)
 
     def take_weights(self) -> None:
         """Compute with the prepared weights from the next step on. Memory, adapters and scales of keys and values
         stay."""
-        assert self._weights is not None
-        self._runner.model = self._weights.take(self._runner.model)
+        self._runner.model = self._changing_weights.take(self._runner.model)
         self._runner.choose_paths()
 
     def drop_weights(self) -> None:
         """Forget the prepared weights, if there are any."""
         if self._weights is not None:
             self._weights.drop()
+
+    def check_release(self) -> None:
+        """Raise RequestError if this engine keeps its memory."""
+        self._changing_weights.check_changes(self._runner.model)
+
+    def release_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Return the memory of weights, or of keys, values and recurrent states, to the system. No plan is run before
+        weights are taken again; pages hold nothing. `check_release` allows it."""
+        runner, weights = self._runner, self._changing_weights
+        if "weights" in tags and not weights.are_released:
+            runner.model, runner.paths = weights.release(runner.model), []
+        if "kv_cache" in tags:
+            runner.pool.release()
+            if runner.model.states is not None:
+                runner.model.states.release()
+        give_back_memory()
+
+    @property
+    def _changing_weights(self) -> ChangingWeights:
+        if self._weights is None:
+            raise RequestError("this engine keeps the weights that it was made with", param="model_path")
+        return self._weights
 
     def interrupt_when(self, is_interrupted: Callable[[], bool]) -> None:
         """Compute no further decode steps of a plan while `is_interrupted`."""
@@ -241,6 +279,8 @@ class ForwardEngine:
 
     def use_loops(self) -> None:
         """Compute and draft with compiled loops from the next step on, now that they are loaded."""
+        if self._weights is not None and self._weights.are_released:
+            return  # those that come use them
         self._runner.model.use_loops()
         if self._runner.source is not None:
             self._runner.source.use_loops()
@@ -258,8 +298,9 @@ class ForwardEngine:
 
     @staticmethod
     def warm_up_plan() -> ForwardPlan:
-        """Return the plan that `warm_up` runs; it writes to pages 0 and 1."""
+        """Return the plan that `warm_up` runs, drafting included; it writes to pages 0 and 1."""
         draw = Sample(temperature=1.0, top_k=8, top_p=0.9, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
-        decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)
+        draft = DraftSpec(steps=2, top_k=1, num_tokens=2, temperature=1.0)
+        decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw, draft=draft)
         return ForwardPlan(step=0, copies=[], rows=[prefill, decode])

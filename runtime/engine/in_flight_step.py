@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import torch
 
-from ...kernels import NOT_FINITE
+from ...kernels import NOT_FINITE, Deferred, to_host
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
 from .draft_source import DraftRow, DraftSource, DraftStep
+from .kv_pool import slots_of
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 from .needs import Need, needs_of, sampling_needs
 from .paths import NO_FORWARD, NOTHING_SAMPLED, EngineParts, Forward, Path, paths_of
@@ -59,6 +61,7 @@ class InFlightStep:
         self._plan = plan
         self._path, self._forward, self._sampled = runner.paths[-1], NO_FORWARD, NOTHING_SAMPLED
         self._sampling_needs: frozenset[Need] = frozenset()
+        self._routes: Deferred[list[np.ndarray]] = list  # of the rows that want their tokens' experts
         runner.pool.copy(plan.copies)
         runner.pool.copy_windows(plan.window_copies)
         if runner.source is not None and plan.copies:
@@ -69,6 +72,8 @@ class InFlightStep:
             return
         needs = needs_of(plan)
         self._path, self._forward = runner.forward(plan.rows, needs.rows, features=plan.followed)
+        if "Row.routes_from" in needs.rows:
+            self._routes = self._read_routes()
         if "Row.follows" not in needs.rows:  # else the plan is open
             self._sample(plan.rows, needs.sampling)
         for number in range(1, plan.num_decodes):
@@ -111,7 +116,7 @@ class InFlightStep:
         forward, sampled = self._forward, self._sampled
         tokens, paths = sampled.verified()
         logprobs, scores, pools = sampled.logprobs(), iter(forward.scores()), iter(forward.pools())
-        path_of = dict(zip(sampled.rows, paths, strict=True))
+        path_of, routes = dict(zip(sampled.rows, paths, strict=True)), iter(self._routes())
         results = []
         for index, row in enumerate(self._plan.rows):
             path = path_of.get(index, [])
@@ -125,9 +130,24 @@ class InFlightStep:
                 after_nodes=[] if row.parents is None else tokens[path[0] + 1 :][: len(row.parents)],
                 scores=[] if row.score is None else next(scores),
                 pooled=None if row.pool_from is None else next(pools).astype("<f4").tobytes(),
+                routes=b"" if row.routes_from is None else _accepted(next(routes), row, path).astype("<i2").tobytes(),
             )
             results.append(result)
         return results
+
+    def _read_routes(self) -> Deferred[list[np.ndarray]]:
+        """Queue the reading of the experts that rows want, before accepted nodes are moved to their places."""
+        routes = self._runner.pool.routes
+        assert routes is not None, "a runtime without them refuses requests for experts"
+        spans = [
+            (row.pages, row.routes_from, row.first_position + len(row.tokens))
+            for row in self._plan.rows
+            if row.routes_from is not None
+        ]
+        slots = np.concatenate([slots_of(*span) for span in spans])
+        read = to_host([routes.memory_1SLK[0, torch.from_numpy(slots).to(routes.memory_1SLK.device)]])
+        ends = np.cumsum([end - start for _, start, end in spans])[:-1]
+        return lambda: np.split(read()[0], ends)
 
     @torch.inference_mode()
     def _notify(self, source: DraftSource, results: list[RowResult]) -> list[RowResult]:
@@ -169,6 +189,14 @@ class InFlightStep:
         """Queue sampling and verification, and keep the tokens for the next step."""
         self._sampled, self._sampling_needs = self._path.sample(self._forward, rows, needs), needs
         self._runner.last_tokens = self._sampled.last_tokens
+
+
+def _accepted(routes_TLK: np.ndarray, row: Row, path: Sequence[int]) -> np.ndarray:
+    """Return the experts of a row's tokens without those of rejected draft nodes; `path` are the accepted outputs."""
+    if row.parents is None:
+        return routes_TLK
+    num_before = len(routes_TLK) - len(row.parents)
+    return routes_TLK[[*range(num_before), *(num_before + output - path[0] - 1 for output in path[1:])]]
 
 
 def _draft_step(rows: Sequence[Row], results: Sequence[RowResult], features_TE: torch.Tensor | None) -> DraftStep:

@@ -10,11 +10,13 @@ from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, StreamingAttention, to_device
 from ..models.decoder import Decoder
 from ..models.decoder_inputs import DecoderInputs
 from ..models.lora.adapters import StepAdapters
+from ..models.pictures.features import StepFeatures
 from ..models.recurrent.memory import RecurrentStep
 from ..scheduler.drafts.tree import is_chain
 from ..scheduler.plan import Row
@@ -60,14 +62,40 @@ def decoder_inputs(
     return DecoderInputs(
         ids_T=ids,
         positions_T=positions,
-        angles=model.angles(positions, lengths),
+        angles=_angles(rows, step, positions, lengths, model),
         slots_T=slots,
         window_slots_T=window_slots[0] if window_slots else None,
         attention=_attention(spans, window_spans, model, int(step.lengths_R.max()), kv),
         adapters=_adapters(rows, step.row_T, wanted, model),
+        pictures=_pictures(rows, step.starts_R, model),
         wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
         recurrent=None if model.config.recurrent is None else RecurrentStep.of(rows, model.device),
     )
+
+
+def _angles(
+    rows: Sequence[Row], step: RowArrays, positions: torch.Tensor, lengths: torch.Tensor, model: Decoder
+) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return the angles of the tokens' rotary positions, which pictures with a grid make others than their own."""
+    if not any(row.rope_offset or any(part.picture.grid for part in row.pictures) for row in rows):
+        return model.angles(positions, lengths)
+    turned_3T = np.tile(step.positions_T, (3, 1))
+    has_three = False
+    for row, start in zip(rows, step.starts_R.tolist(), strict=True):
+        own_3T, done, offset = turned_3T[:, start : start + len(row.tokens)], 0, row.rope_offset
+        for part in row.pictures:
+            if part.picture.grid is None:
+                continue
+            own_3T[:, done : part.start] += offset
+            features, done = np.arange(part.first, part.first + part.count), part.start + part.count
+            own_3T[:, part.start : done] = row.first_position + part.start - part.first + offset
+            own_3T[1:, part.start : done] += np.divmod(features, part.picture.grid[1])
+            offset, has_three = row.rope_offset_at(done), True
+        own_3T[:, done:] += offset
+    if not has_three:
+        return model.angles(*to_device([turned_3T[0]], model.device), lengths)
+    [turned] = to_device([turned_3T], model.device)
+    return tuple(rope.angles_of_three(turned) for rope in model.ropes)
 
 
 def _rope_lengths(rows: Sequence[Row], step: RowArrays, model: Decoder) -> np.ndarray:
@@ -86,8 +114,17 @@ def _spans(rows: Sequence[Row], pages_P: np.ndarray, page_starts: Sequence[int])
             pages_P[first:end],
             # A chain needs no mask of its own: each draft token sees all before it.
             () if row.parents is None or is_chain(row.parents) else row.parents,
+            () if not row.pictures else _blocks(row),
         )
         for row, (first, end) in zip(rows, pairwise(page_starts), strict=True)
+    ]
+
+
+def _blocks(row: Row) -> list[tuple[int, int]]:
+    """Return the places of the row's pictures that attend both ways."""
+    first = row.first_position
+    return [
+        (first + part.start, first + part.start + part.count) for part in row.pictures if part.picture.attends_both_ways
     ]
 
 
@@ -96,6 +133,14 @@ def _adapters(rows: Sequence[Row], row_T: np.ndarray, wanted: np.ndarray, model:
     if not any(row.adapter for row in rows):
         return None
     return model.lora.step(np.array([row.adapter for row in rows])[row_T], wanted)
+
+
+def _pictures(rows: Sequence[Row], starts_R: np.ndarray, model: Decoder) -> StepFeatures | None:
+    """Return the features of the rows' pictures; None on a stage that embeds no tokens."""
+    parts = [(int(start), part) for row, start in zip(rows, starts_R, strict=True) for part in row.pictures]
+    if not parts or model.pictures is None:
+        return None
+    return model.pictures.of_step(parts)
 
 
 def row_arrays(rows: Sequence[Row]) -> RowArrays:

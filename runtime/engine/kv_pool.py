@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from ...kernels import PACKED_INT4, QUANTISED_MAX, KvCache, stored_size
-from ...kernels.huge_pages import zeros_in_huge_pages
+from ...kernels.huge_pages import give_back, zeros_in_huge_pages
 from ..models.config import ModelConfig
+from ..models.experts.routes import ExpertRoutes
 from ..models.stored.kv_scales import KvConstants, KvScales, KvStatistics, adopted
 from ..protocol.config import PAGE_SIZE as PAGE_SIZE
 from ..scheduler.plan import PageCopy
@@ -163,6 +165,12 @@ def page_runs(copies: Sequence[PageCopy], num_pages: int) -> list[PageRun]:
     return runs
 
 
+def slots_of(pages: Sequence[int], start: int, end: int) -> np.ndarray:
+    """Return the slots of positions [start, end) of a sequence with these pages."""
+    places = np.arange(start, end)
+    return np.asarray(pages, np.int64)[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
+
+
 class CopyQueue(Protocol):
     """A queue of copies beside the queue of kernels, with a mark behind the copies of each layer."""
 
@@ -231,10 +239,12 @@ class KvPool:
         constants: KvConstants | None = None,
         queue: CopyQueue | None = None,
         windows: WindowMemory | None = None,
+        routes: ExpertRoutes | None = None,
     ) -> None:
+        """`routes` has the experts of the tokens in all slots, the host's included; None: they are not recorded."""
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
-        self.windows = windows
+        self.windows, self.routes = windows, routes
         self.constants = constants
         self.layers = self._layers(memory, constants)
         self.memories = memory.parts  # [L, S, ...] each
@@ -257,7 +267,10 @@ class KvPool:
         if not copies:
             return
         pending: list[PageRun] = []
-        for run in page_runs(copies, self.num_pages):
+        runs = page_runs(copies, self.num_pages)
+        if self.routes is not None:
+            self.routes.copy((run.slots(run.source), run.slots(run.target)) for run in runs)
+        for run in runs:
             if self._queue is not None and max(run.source, run.target) >= self.num_pages:
                 pending.append(run)
                 continue
@@ -297,6 +310,12 @@ class KvPool:
         """Overwrite device pages, as `KvMemory.write` does."""
         self.settle()
         self._memory.write(pages, bytes_P)
+
+    def release(self) -> None:
+        """Return the memory of all pages on the CPU to the system. No page holds anything that is still read."""
+        for memory in (self._memory, self._host, None if self.windows is None else self.windows.memory):
+            for part in () if memory is None else memory.parts:
+                give_back(part)
 
     def settle(self) -> None:
         """Have the kernels queued next wait for all copies."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ...kernels import Deferred, Ops, to_device, to_host
 from ..protocol.sampling import TokenDetails, TokenLogprob, forced_details
 from ..scheduler.plan import Sample, Score
-from .sampler import process_logits
+from .sampler import drawn_logprobs, process_logits
 
 _MAX_LOGITS = 1 << 24  # scored at once: 64 MiB of float32
 
@@ -37,14 +37,18 @@ def chosen_logprobs(
     tokens_R = tokens_R.clamp_min(0)  # those of rows that are not finite are dropped
     found: list[tuple[list[int], Deferred[list[TokenLogprob]]]] = []
     detailed = [row for row in wanted if samples[row].logprob_details]
-    for rows in ([row for row in wanted if not samples[row].logprob_details] if detailed else wanted, detailed):
+    plain = [row for row in detailed if samples[row].is_plain_draw and _is_own(samples[row], masks[row])]
+    ruled = [row for row in detailed if row not in plain] if plain else detailed
+    for rows in ([row for row in wanted if not samples[row].logprob_details] if detailed else wanted, plain, ruled):
         if not rows:
             continue
         [rows_n] = to_device([np.array(rows)], logits_RV.device)
         nums_top = [samples[row].num_top_logprobs or 0 for row in rows]
         extra_tokens = [samples[row].logprobs_of for row in rows]
         arguments = ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, extra_tokens
-        if rows is detailed:
+        if rows is plain:
+            found.append((rows, _plain_details(*arguments)))
+        elif rows is ruled:
             own_samples, own_masks = [samples[row] for row in rows], [masks[row] for row in rows]
             found.append((rows, _detailed_logprobs(*arguments, own_samples, own_masks)))
         else:
@@ -90,6 +94,44 @@ def _entries(
     ]
 
 
+def _is_own(sample: Sample, mask: bytes | None) -> bool:
+    """Return whether a row is drawn from the model's own logits, but for the temperature and filters."""
+    return mask is None and not (sample.logit_bias or sample.dry) and sample.penalties is None
+
+
+def _plain_details(
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    nums_top: Sequence[int],
+    extra_tokens: Sequence[tuple[int, ...]],
+) -> Deferred[list[TokenLogprob]]:
+    """Return what `_detailed_logprobs` does for rows that are drawn from the model's own distribution."""
+    listed = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
+    pending = to_host([*listed, _entropies(logits_RV)])
+
+    def read() -> list[TokenLogprob]:
+        *arrays, entropies = pending()
+        return [
+            replace(
+                entry,
+                details=TokenDetails(
+                    masked_logprob=entry.logprob,
+                    allowed_mass=1.0,
+                    num_allowed=None,
+                    entropy=entropy,
+                    origin="sampled",
+                    top=[logprob for logprob, _ in entry.top],
+                    of=entry.of,
+                    drawn_logprob=entry.logprob,
+                ),
+            )
+            for entry, entropy in zip(_entries(arrays, nums_top, extra_tokens), entropies.tolist(), strict=True)
+        ]
+
+    return read
+
+
 def _detailed_logprobs(
     ops: Ops,
     logits_RV: torch.Tensor,
@@ -103,21 +145,23 @@ def _detailed_logprobs(
     listed = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
     masked_RV = process_logits(ops, logits_RV, samples, masks)
     allowed_RV = masked_RV > -torch.inf
-    masked_RV = masked_RV.log_softmax(dim=-1)
+    drawn_R = drawn_logprobs(masked_RV, tokens_R, samples)
+    masked_RV = masked_RV - masked_RV.logsumexp(dim=-1, keepdim=True)  # torch's log_softmax is off by 1e-5 on CPUs
     mass_R = logits_RV.softmax(dim=-1).masked_fill_(~allowed_RV, 0).sum(dim=-1)
     columns = [masked_RV.gather(1, tokens_R[:, None]).squeeze(1), masked_RV.gather(1, listed[3])]
-    pending = to_host([*listed, *columns, _at_extra(masked_RV, extra_tokens), mass_R, _entropies(logits_RV)])
+    others_N = _at_extra(masked_RV, extra_tokens)
+    pending = to_host([*listed, *columns, others_N, mass_R, _entropies(logits_RV), drawn_R])
 
     def read() -> list[TokenLogprob]:
         arrays = pending()
-        own, tops, others, masses, entropies = (array.tolist() for array in arrays[5:])
+        own, tops, others, masses, entropies, drawn = (array.tolist() for array in arrays[5:])
         values = iter(others)
         entries = []
         for row, (entry, extra) in enumerate(
             zip(_entries(arrays[:5], nums_top, extra_tokens), extra_tokens, strict=True)
         ):
             mask, sample = masks[row], samples[row]
-            is_own = mask is None and not (sample.logit_bias or sample.dry) and sample.penalties is None
+            is_own = _is_own(sample, mask)
             details = TokenDetails(
                 masked_logprob=entry.logprob if is_own else own[row],
                 allowed_mass=1.0 if mask is None else min(1.0, masses[row]),
@@ -126,6 +170,7 @@ def _detailed_logprobs(
                 origin="sampled",
                 top=[_finite(value) for value in tops[row][: nums_top[row]]],
                 of=[_finite(next(values)) for _ in extra],
+                drawn_logprob=entry.logprob if is_own and sample.is_plain_draw else drawn[row],
             )
             if is_own:  # without the rounding of a second sum
                 details = replace(details, top=[logprob for logprob, _ in entry.top], of=entry.of)
@@ -141,7 +186,11 @@ def _finite(logprob: float) -> float | None:
 
 def _entropies(logits_RV: torch.Tensor) -> torch.Tensor:
     """Return the entropy of each row's distribution in nats, [R]."""
-    return torch.special.entr(logits_RV.softmax(dim=-1)).sum(dim=-1)
+    # Of p and its logarithm, without the logarithm of each: the logits are those less the log of their sum.
+    shifted_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).clamp_min_(-1e4)  # finite: times 0 is 0
+    weights_RV = shifted_RV.exp()
+    sum_R = weights_RV.sum(dim=-1)
+    return sum_R.log() - weights_RV.mul_(shifted_RV).sum(dim=-1) / sum_R
 
 
 def _at_extra(values_RV: torch.Tensor, extra_tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:

@@ -69,7 +69,8 @@ class SampledPositions(msgspec.Struct, frozen=True):
             max_depth = max(max_depth, *depths(row.parents))
         guessed_O, parents_O = to_device([np.array(guessed), np.array(parents)], device)
         on_way_O = ops.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
-        self._compact(on_way_O, trees, [row.pages for row in self.rows], pool.memories)
+        routes = () if pool.routes is None else (pool.routes.memory_1SLK,)
+        self._compact(on_way_O, trees, [row.pages for row in self.rows], [*routes, *pool.memories])
         if pool.windows is not None:
             self._compact(on_way_O, trees, [row.window_pages for row in self.rows], pool.windows.memory.parts)
         pending = to_host([tokens_O, on_way_O])
@@ -117,14 +118,23 @@ def _node_samples(row: Row) -> list[Sample]:
     base = row.sample
     assert base is not None
     assert row.parents is not None
+    own = [
+        msgspec.structs.replace(
+            base,
+            draw=node.draw,
+            dry=node.dry,
+            temperature=base.temperature if node.temperature is None else node.temperature,
+        )
+        for node in row.nodes
+    ]
     if base.penalties is None:
-        return [msgspec.structs.replace(base, draw=node.draw, dry=node.dry) for node in row.nodes]
+        return own
     samples: list[Sample] = []
     outputs: list[list[int]] = []
     draft_tokens = row.tokens[row.num_committed :]
-    for token, parent, node in zip(draft_tokens, row.parents, row.nodes, strict=True):
+    for token, parent, sample in zip(draft_tokens, row.parents, own, strict=True):
         before = base.penalties.output if parent < 0 else outputs[parent]
         outputs.append([*before, token])
         penalties = msgspec.structs.replace(base.penalties, output=outputs[-1])
-        samples.append(msgspec.structs.replace(base, draw=node.draw, dry=node.dry, penalties=penalties))
+        samples.append(msgspec.structs.replace(sample, penalties=penalties))
     return samples

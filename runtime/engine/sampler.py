@@ -26,6 +26,7 @@ from ...kernels import (
     SamplingTensors,
     apply_penalties,
     rare_filters,
+    sampling_weights,
     to_device,
 )
 from ..scheduler.plan import Penalties, Sample
@@ -54,6 +55,31 @@ def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch
     drawn_n = rare_filters.sample_tokens(logits_nV, _sampling_tensors(logits_nV, filtered), FilterTensors(*columns))
     drawn_n = torch.where(tokens_R[rows_n] == NOT_FINITE, NOT_FINITE, drawn_n)
     return tokens_R.index_copy(0, rows_n, drawn_n)
+
+
+def drawn_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+    """Return log p of the tokens in the distributions that `_draw` draws them from, float64 [R]: 0 at temperature 0.
+
+    `logits_RV` are those of `process_logits`. XTC's distribution is the one after its own draw of whether it acts.
+    """
+    found_R = torch.zeros(len(samples), dtype=torch.float64, device=logits_RV.device)
+    plain = [row for row, s in enumerate(samples) if s.temperature > 0 and not rare_filters.act_on(s)]
+    rare = [row for row, s in enumerate(samples) if s.temperature > 0 and rare_filters.act_on(s)]
+    for rows in (plain, rare):
+        if not rows:
+            continue
+        own = [samples[row] for row in rows]
+        [rows_n] = to_device([np.array(rows)], logits_RV.device)
+        logits_nV = logits_RV[rows_n]
+        sampling = _sampling_tensors(logits_nV, own)
+        if rows is plain:
+            weights_nV = sampling_weights(logits_nV, sampling)
+        else:
+            filters = FilterTensors(*to_device(_columns(own, FILTER_DTYPES), logits_nV.device))
+            weights_nV = rare_filters.filtered_weights(logits_nV, sampling, filters)
+        weight_n = weights_nV.gather(1, tokens_R[rows_n, None]).squeeze(1).double()
+        found_R[rows_n] = weight_n.log() - weights_nV.sum(dim=-1, dtype=torch.float64).log()
+    return found_R
 
 
 def _sampling_tensors(logits_RV: torch.Tensor, samples: Sequence[Sample]) -> SamplingTensors:

@@ -30,6 +30,7 @@ from .programs.server import ProgramServer, RemoteProgramServer
 from .records.log import ProgramLog, Record
 from .records.program import ProgramRecord
 from .text.generation import Generator
+from .text.pictures import pictures_of
 
 if TYPE_CHECKING:
     from .batches.runner import BatchRunner
@@ -88,7 +89,8 @@ class Frontend:
         if self._log is not None and self._tracer is not None:
             self._log.trace_context = self._tracer.current_context
             self._log.on_end.append(self._export)
-        self._generator = Generator(self._core, tokenizer, self._log)
+        pictures = pictures_of(config)
+        self._generator = Generator(self._core, tokenizer, self._log, pictures)
         self._program_server = ProgramServer(
             self._context,
             config.serve.client_address_of(index),

@@ -7,14 +7,14 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ...kernels import Attention, KvCache
+from ...kernels import KvCache
 from ...kernels.cpu.attention.blocks import DTYPES, SINKS, kv_descriptor
 from ...kernels.cpu.attention.paged import CompiledAttention
 from ...kernels.cpu.attention.plan_array import COST
@@ -28,6 +28,7 @@ from ...kernels.cpu.step.decoder_step import (
     ALL_HEADS,
     ATTENTION_OUT_NORM,
     DOWN,
+    EXPERTS,
     GATE_UP,
     HEAD_PHASES,
     INPUT_NORM,
@@ -46,6 +47,7 @@ from ...kernels.cpu.step.decoder_step import (
     decoder_layers,
 )
 from ...kernels.cpu.step.experts import (
+    CHOSEN,
     INPUTS_MEMORY,
     OWN_MEMORY,
     PRODUCTS_MEMORY,
@@ -176,9 +178,11 @@ class CompiledLayers:
         """Number of logits that `forward` can compute; 0: none."""
         return 0 if self._head is None else self._head.outputs
 
-    def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache]) -> bool:
-        """Return True when the loop computes a step with these attentions and caches."""
-        return self.supports_caches(kv) and all(isinstance(one, CompiledAttention) for one in attentions.values())
+    def supports(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> bool:
+        """Return True when the loop computes a step with these inputs and caches."""
+        if inputs.pictures is not None and inputs.pictures.is_deep(self._config.hidden_size):
+            return False
+        return self.supports_caches(kv) and all(isinstance(one, CompiledAttention) for one in inputs.attention.values())
 
     def supports_caches(self, kv: Sequence[KvCache]) -> bool:
         """Return True when the loop computes steps with these caches."""
@@ -231,7 +235,12 @@ class CompiledLayers:
             settings = settings._replace(query_scales_T=query_scales_T.numpy())
         caches, num_slots = self.descriptors(kv, x_TE.dtype), len(slots_ST)
         arrays = plans[0].array, plans[-1].array, last_plan
+        if inputs.routes is not None:
+            noted_LTK = inputs.routes.begin(T)
+            self._records_LFW[:, EXPERTS, CHOSEN] = [own_TK.data_ptr() for own_TK in noted_LTK]
         self.compute(x, caches, arrays, settings, num_slots=num_slots, with_head=with_head)
+        if inputs.routes is not None:
+            self._records_LFW[:, EXPERTS, CHOSEN] = 0
         if logits_OV is not None:
             return torch.from_numpy(logits_OV), {}
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)

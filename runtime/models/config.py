@@ -108,6 +108,11 @@ class ModelConfig:
     counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
 
     @property
+    def tower(self) -> tuple[str, ...]:
+        """Modules of the vision tower that is computed, as `Family.tower`; none: the model reads text only."""
+        return FAMILIES[self.architecture].tower if self.is_native and self.architecture in FAMILIES else ()
+
+    @property
     def is_native(self) -> bool:
         """True when the model is computed here, and not by transformers."""
         return self.counted_parameters is None

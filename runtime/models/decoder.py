@@ -29,6 +29,7 @@ from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
 from .parallel.stage import with_layers
 from .parameters import DecoderParameters, LayerParameters, num_parameters
+from .pictures.features import PictureFeatures
 from .recurrent.memory import RecurrentStep, StateMemory
 from .rope.angles import Rope
 from .stored.layout import reorders_outputs, rotary_order
@@ -49,13 +50,10 @@ class Decoder:
     """
 
     _compiled: CompiledLayers | None = None
+    pictures: PictureFeatures | None = None  # None: it reads text only
 
     def __init__(
-        self,
-        config: ModelConfig,
-        parameters: DecoderParameters,
-        ops: Ops | None = None,
-        group: Group = SINGLE_RANK,
+        self, config: ModelConfig, parameters: DecoderParameters, ops: Ops | None = None, group: Group = SINGLE_RANK
     ) -> None:
         """`config` is the whole model's; `parameters` are the part that the rank of `group` holds."""
         shard = group.shard
@@ -181,8 +179,16 @@ class Decoder:
         Capture i < L is the input of layer i before its norm; capture L is the final hidden state.
         """
         captured: dict[int, torch.Tensor] = {}
-        stream = self.through_layers(self.embed(inputs.ids_T, inputs.positions_T), inputs, kv, captures, captured)
+        x_TE = inputs.with_pictures(self.embed(inputs.ids_T, inputs.positions_T))
+        stream = self.through_layers(x_TE, inputs, kv, captures, captured)
         return self.finish(stream, inputs.wanted_O, captures, captured)
+
+    def without_weights(self) -> Decoder:
+        """Return a decoder with this one's sizes, states and adapters that holds no weights, and computes nothing."""
+        decoder = copy.copy(self)
+        for name in ("parameters", "head", "_compiled"):
+            decoder.__dict__.pop(name, None)
+        return decoder
 
     @property
     def compiled_head(self) -> CompiledLayers | None:
@@ -192,10 +198,10 @@ class Decoder:
     def logits_of_step(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Return `logits` of `hidden`, computed by one compiled call if possible."""
         compiled = self.compiled_head
-        if compiled is None or not compiled.supports(inputs.attention, kv):
+        if compiled is None or not compiled.supports(inputs, kv):
             return self.logits(self.hidden(inputs, kv))
         products_OV, _ = compiled.forward(
-            self.embed(inputs.ids_T, inputs.positions_T),
+            inputs.with_pictures(self.embed(inputs.ids_T, inputs.positions_T)),
             inputs,
             kv,
             (),
@@ -239,11 +245,28 @@ class Decoder:
         The stream is [T, E], but [O, E] of the wanted tokens after the model's last layer, unless the final hidden
         state is captured. `captured` receives the captures among these layers' inputs, by layer index.
         """
+        routes, wanted_O = inputs.routes, inputs.wanted_O
+        if routes is None:
+            return self._through_layers(stream_TE, inputs, kv, captures, captured)
+        routes.begin(len(stream_TE))
+        # The last layer has to route all tokens.
+        stream_TE = self._through_layers(stream_TE, replace(inputs, wanted_O=None), kv, captures, captured)
+        routes.store(inputs.slots_T)
+        return stream_TE if wanted_O is None or self.whole_config.num_layers in captures else stream_TE[wanted_O]
+
+    def _through_layers(
+        self,
+        stream_TE: torch.Tensor,
+        inputs: DecoderInputs,
+        kv: Sequence[KvCache],
+        captures: Sequence[int],
+        captured: dict[int, torch.Tensor],
+    ) -> torch.Tensor:
         config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
         adapters = inputs.adapters
-        if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
+        if self._compiled is not None and self._compiled.supports(inputs, kv):
             stream, copies = self._compiled.forward(
                 stream_TE,
                 inputs,
@@ -281,6 +304,8 @@ class Decoder:
                 x, residual = _add(first_norm, x, residual, ops)
             if index in captures:
                 captured[index] = residual
+            if inputs.routes is not None:
+                ops = inputs.routes.noting(self.ops, place)
             if layer.part == "mlp":
                 if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                     x, residual = x[wanted_O], residual[wanted_O]
@@ -324,6 +349,8 @@ class Decoder:
                 x = norms.mlp_out(x, ops)
             if self._scale_residual is not None:
                 x = x * self._scale_residual
+            if inputs.pictures is not None:
+                residual = inputs.pictures.add_behind(index, residual)
         return residual if x is None else residual + x
 
     def finish(
@@ -347,9 +374,8 @@ class Decoder:
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """Return the logits [O, V] in float32."""
         if getattr(self.head, "matrix", None) is not None:  # packed, whatever its format
-            hidden_OE = (
-                hidden_OE.float()
-            )  # or the product would be rounded to the hidden states' dtype, and widened here
+            # Or the product would be rounded to the hidden states' dtype, and widened here.
+            hidden_OE = hidden_OE.float()
         return self.finish_logits(self.head(hidden_OE).float())
 
     def finish_logits(self, logits_OV: torch.Tensor) -> torch.Tensor:
@@ -424,21 +450,20 @@ class Decoder:
             q_THD = (q_THD * scales_T[:, None, None]).to(q_THD.dtype)
         if self._head_slices is None:
             output_TC = attention.attend(q_THD, kv, scale, layer.sinks_H).view(T, -1)
-            if gate_TC is None:
-                return output_TC
-            # A vector's end is computed by other instructions than its middle.
-            gates_TC = (
-                in_fixed_rows(torch.sigmoid, gate_TC, FIXED_ROWS) if self.ops.deterministic else gate_TC.sigmoid()
-            )
-            return output_TC * gates_TC
-        sinks_H = layer.sinks_H
-        parts = [
-            attention.attend(
-                q_THD[:, own].contiguous(), kv.heads(own_kv), scale, None if sinks_H is None else sinks_H[own]
-            )
-            for own, own_kv in self._head_slices
-        ]
-        return torch.cat(parts, dim=1).view(T, -1)
+        else:
+            sinks_H = layer.sinks_H
+            parts = [
+                attention.attend(
+                    q_THD[:, own].contiguous(), kv.heads(own_kv), scale, None if sinks_H is None else sinks_H[own]
+                )
+                for own, own_kv in self._head_slices
+            ]
+            output_TC = torch.cat(parts, dim=1).view(T, -1)
+        if gate_TC is None:
+            return output_TC
+        # A vector's end is computed by other instructions than its middle.
+        gates_TC = in_fixed_rows(torch.sigmoid, gate_TC, FIXED_ROWS) if self.ops.deterministic else gate_TC.sigmoid()
+        return output_TC * gates_TC
 
     def _latent_step(self, attention: Attention) -> LatentStep:
         slices = None if self._head_slices is None else [heads for heads, _ in self._head_slices]

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from ...kernels import Attention
+from .experts.routes import ExpertRoutes
 from .lora.adapters import StepAdapters
+from .pictures.features import StepFeatures
 from .recurrent.memory import RecurrentStep
 
 
@@ -26,4 +28,10 @@ class DecoderInputs:
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     adapters: StepAdapters | None = None  # None: all tokens are the base's
+    pictures: StepFeatures | None = None  # None: all inputs are embeddings
     window_slots_T: torch.Tensor | None = None  # those of layers with a window, if they are others
+    routes: ExpertRoutes | None = None  # where the tokens' experts are recorded; None: nowhere
+
+    def with_pictures(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """Return the first layer's input [T, E]: embeddings, with features of pictures in place of some."""
+        return x_TE if self.pictures is None else self.pictures.put_into(x_TE)

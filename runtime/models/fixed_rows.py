@@ -57,9 +57,17 @@ class FixedRowsMlp:
 
 
 def with_fixed_product(linear: Linear, num_rows: int) -> Linear:
-    """Return the layer with a product of `num_rows` rows at a time; the layer itself if its loops compute a row alike
-    in any batch."""
-    return linear if packed_matrices(list(linear_parts(linear))) is not None else FixedRowsLinear(linear, num_rows)
+    """Return the layer with a product of `num_rows` rows at a time; the layer itself if its loops can compute a row
+    alike in any batch, which they do then."""
+    return linear if _round_alike(list(linear_parts(linear))) else FixedRowsLinear(linear, num_rows)
+
+
+def _round_alike(linears: Sequence[Linear]) -> bool:
+    """Have packed layers compute a row alike in any batch; return False if some are not packed."""
+    matrices = packed_matrices(linears)
+    for matrix in matrices or ():
+        matrix.round_alike()
+    return matrices is not None
 
 
 def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderParameters:
@@ -74,7 +82,7 @@ def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderPara
     def mlp(whole: Mlp) -> Mlp:
         if isinstance(whole, DenseMlp):
             products = [*linear_parts(whole.gate_up), *linear_parts(whole.down)]
-            return whole if packed_matrices(products) is not None else FixedRowsMlp(whole, num_rows)
+            return whole if _round_alike(products) else FixedRowsMlp(whole, num_rows)
         if not isinstance(whole, MixtureMlp):
             return FixedRowsMlp(whole, num_rows)
         if isinstance(whole, UngatedMixture) and whole.to_latent is not None and whole.from_latent is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from ..protocol.config import ModelImplName
 from .config import ModelConfig, parse_config
 from .config_fields import read_json_object
+from .encoders.table import encoder_class
 from .errors import CheckpointError, UnsupportedField
 from .families.table import FAMILIES
 from .gguf.file import is_gguf, open_gguf
@@ -23,8 +24,8 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
 
     `impl` "transformers" reads it for transformers' class, "auto" does so where no native family computes the model.
 
-    Raises CheckpointError when there is no config, it is not JSON, or it asks for something that is not computed; the
-    message names the field and its value.
+    Raises CheckpointError when there is no config, it is not JSON, it is an encoder's, or it asks for something that is
+    not computed; the message names the field and its value.
     """
     if not path.exists():
         raise CheckpointError(path, "no such model directory")
@@ -38,6 +39,10 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
     file = path / "config.json"
     if not file.is_file():
         raise CheckpointError(path, "not a Hugging Face checkpoint: it has no config.json")
+    if (encoder := encoder_class(path)) is not None:
+        raise CheckpointError(
+            path, f"{encoder} is an encoder, which has no KV cache and generates no text: `ramiform serve` serves it"
+        )
     if impl == "transformers":
         return _of_transformers(path)
     raw = _with_quantisation(path, read_json_object(file))

@@ -9,8 +9,11 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
+from ..models.stored.weight_source import Fingerprint
 from ..protocol.errors import ErrorInfo
+from ..protocol.sampling import MemoryTag
 from ..scheduler.plan import ForwardPlan, PageCopy, Row, SamplingPlan
 from .fingerprint import NodeFingerprint
 
@@ -25,6 +28,14 @@ class RunPlan(msgspec.Struct, frozen=True, tag="step"):
     """Compute a plan."""
 
     plan: ForwardPlan
+
+
+def without_pixels(plan: ForwardPlan) -> ForwardPlan:
+    """Return the plan for ranks other than the first, which get pictures' features from it."""
+    if not any(row.pictures for row in plan.rows):
+        return plan
+    rows = [replace(row, pictures=[part.without_pixels() for part in row.pictures]) for row in plan.rows]
+    return replace(plan, rows=rows)
 
 
 class SampleStep(msgspec.Struct, frozen=True, tag="decide"):
@@ -80,6 +91,27 @@ class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
     number: int
 
 
+class PrepareWeights(msgspec.Struct, frozen=True, tag="prepare_weights"):
+    """Load the rank's part of the weights in `path` beside those in use; None: of those in use, from where they came.
+    Answered by `WeightsPrepared`."""
+
+    path: str | None
+
+
+class TakeWeights(msgspec.Struct, frozen=True, tag="take_weights"):
+    """Compute with the prepared weights from now on."""
+
+
+class DropWeights(msgspec.Struct, frozen=True, tag="drop_weights"):
+    """Forget the prepared weights: a rank refuses its part."""
+
+
+class ReleaseRankMemory(msgspec.Struct, frozen=True, tag="release_memory"):
+    """Return memory to the system, as `ForwardEngine.release_memory` does."""
+
+    tags: list[MemoryTag]
+
+
 ToRank = (
     StartSteps
     | RunPlan
@@ -91,7 +123,18 @@ ToRank = (
     | AdoptConstants
     | PutAdapter
     | DropAdapter
+    | PrepareWeights
+    | TakeWeights
+    | DropWeights
+    | ReleaseRankMemory
 )
+
+
+class WeightsPrepared(msgspec.Struct, frozen=True):
+    """The rank has loaded its part of files with this fingerprint, or says why it refuses them."""
+
+    fingerprint: Fingerprint = ()
+    error: ErrorInfo | None = None
 
 
 class PagesPart(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
 
 import msgspec
 import zmq
@@ -19,11 +20,11 @@ from ..processes import parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
-from .messages import PagesPart, RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
+from .messages import PagesPart, RankFailed, RankReady, RankReport, Rendezvous, ToRank, WeightsPrepared, plan_address
 from .node_zero import WorkerNodes
 
 _CAUSE_DELAY = 0.2  # seconds: another rank's exit, the cause of a failure, may be noticed after it
-_PART_POLL_MS = 100  # between two checks of the ranks while one reads pages
+_PART_POLL_MS = 100  # between two checks of the ranks while one answers
 RANK_LOSS_GRACE = 1.2  # seconds for rank 0 to tell its clients when a rank is gone
 
 
@@ -86,18 +87,22 @@ class RankProcesses:
 
     def receive_parts(self) -> list[tuple[PagesPart, bytes]]:
         """Receive every rank's part of the pages that a `ReadPages` asked for. Raises RuntimeFailed when one dies."""
-        parts = []
-        for socket in self._sockets:
-            while not socket.poll(_PART_POLL_MS):
-                self.check()
-            header, data = socket.recv_multipart()
-            parts.append((msgspec.msgpack.decode(header, type=PagesPart), data))
-        return parts
+        return [(msgspec.msgpack.decode(header, type=PagesPart), data) for header, data in self._receive()]
+
+    def receive_prepared(self) -> list[WeightsPrepared]:
+        """Receive every rank's answer to `PrepareWeights`. Raises RuntimeFailed when one dies."""
+        return [msgspec.msgpack.decode(frame, type=WeightsPrepared) for [frame] in self._receive()]
 
     def relay(self, data: bytes) -> None:
         """Send an encoded message to the ranks of this node."""
         for socket in self._sockets:
             socket.send(data)
+
+    def _receive(self) -> Iterator[list[bytes]]:
+        for socket in self._sockets:
+            while not socket.poll(_PART_POLL_MS):
+                self.check()
+            yield socket.recv_multipart()
 
     @property
     def ready(self) -> bool:

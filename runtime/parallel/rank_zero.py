@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,12 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_embedding_and_head
 from ..models.lora.peft import AdapterWeights
+from ..models.pictures.features import PictureFeatures
+from ..models.stored.weight_source import Fingerprint
 from ..models.stored.weights import Progress
 from ..protocol.config import RuntimeConfig
+from ..protocol.errors import RamiformError, RequestError
+from ..protocol.sampling import MemoryTag
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from ..speculation.build import draft_bytes
 from .collectives import DistributedGroup, host_store, join_group
@@ -32,15 +36,20 @@ from .messages import (
     AdoptConstants,
     CopyPages,
     DropAdapter,
+    DropWeights,
     PagesPart,
+    PrepareWeights,
     PutAdapter,
     ReadConstants,
     ReadPages,
+    ReleaseRankMemory,
     Rendezvous,
     RunPlan,
     SampleStep,
     StartSteps,
+    TakeWeights,
     WritePages,
+    without_pixels,
 )
 from .placement import RankPlacement, placement_of
 from .rank_processes import RankProcesses
@@ -93,7 +102,7 @@ class RankZeroEngine:
 
     def launch(self, plan: ForwardPlan) -> RankZeroStep:
         """Send the plan, and start rank 0's part. Raises RuntimeFailed, with the cause, when a rank has died."""
-        self._ranks.send(RunPlan(plan))
+        self._ranks.send(RunPlan(without_pixels(plan)))
         with _cause_of_failure(self._ranks):
             return RankZeroStep(self._engine.launch(plan), self._ranks)
 
@@ -103,6 +112,11 @@ class RankZeroEngine:
     @property
     def kv_shape(self) -> KvShape:
         return self._engine.kv_shape
+
+    @property
+    def pictures(self) -> PictureFeatures | None:
+        """Module that computes features of pictures on this rank, which embeds tokens."""
+        return self._engine.pictures
 
     @property
     def device(self) -> torch.device:
@@ -181,6 +195,53 @@ class RankZeroEngine:
         """Remove an adapter from every rank."""
         self._engine.unload_adapter(number)
         self._ranks.send(DropAdapter(number))
+
+    def prepare_weights(self, path: str | None) -> Fingerprint:
+        """Load other weights on every rank, as `ForwardEngine.prepare_weights` does.
+
+        Raises RamiformError, with nothing changed on any, when one of them refuses its part, or they read files that
+        were changed meanwhile.
+        """
+        self._ranks.send(PrepareWeights(path))
+        refusals: list[RamiformError] = []
+        fingerprint: Fingerprint = ()
+        try:
+            fingerprint = self._engine.prepare_weights(path)
+        except RamiformError as error:
+            refusals.append(error)
+        prepared = self._ranks.receive_prepared()
+        refusals += [each.error.to_exception() for each in prepared if each.error is not None]
+        if not refusals and any(each.fingerprint != fingerprint for each in prepared):
+            refusals.append(
+                RequestError(f"{path or 'the checkpoint'} was changed while the ranks read it", param="model_path")
+            )
+        if refusals:
+            self.drop_weights()
+            raise refusals[0]
+        return fingerprint
+
+    def check_tensors(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise RequestError for tensors, by name, that could not take the place of the whole model's."""
+        self._engine.check_tensors(shapes)
+
+    def take_weights(self) -> None:
+        """Compute with the prepared weights on every rank from the next step on."""
+        self._ranks.send(TakeWeights())
+        self._engine.take_weights()
+
+    def drop_weights(self) -> None:
+        """Forget the prepared weights on every rank."""
+        self._ranks.send(DropWeights())
+        self._engine.drop_weights()
+
+    def check_release(self) -> None:
+        """Raise RequestError if the ranks keep their memory, which all do for the same reasons."""
+        self._engine.check_release()
+
+    def release_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Return memory of every rank to the system, as `ForwardEngine.release_memory` does."""
+        self._ranks.send(ReleaseRankMemory(list(tags)))
+        self._engine.release_memory(tags)
 
     def warm_up(self) -> None:
         self.run(ForwardEngine.warm_up_plan())

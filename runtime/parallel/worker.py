@@ -17,7 +17,7 @@ import msgspec
 import torch
 import zmq
 
-from ..engine import build_engine
+from ..engine import ForwardEngine, build_engine
 from ..engine.draft_source import DraftSource, DraftStep
 from ..engine.in_flight_step import InFlightStep
 from ..models.checkpoint import find_checkpoint
@@ -35,17 +35,22 @@ from .messages import (
     AdoptConstants,
     CopyPages,
     DropAdapter,
+    DropWeights,
     PagesPart,
+    PrepareWeights,
     PutAdapter,
     RankFailed,
     RankReady,
     RankReport,
     ReadConstants,
     ReadPages,
+    ReleaseRankMemory,
     RunPlan,
     SampleStep,
     StartSteps,
+    TakeWeights,
     ToRank,
+    WeightsPrepared,
     WritePages,
     plan_address,
 )
@@ -90,8 +95,7 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     place = placement_of(config.core, path, rank)
     group = join_group(place, config)
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    draft_memory = partial(draft_bytes, core, path)
-    engine = build_engine(core, path, make_source=source, draft_memory=draft_memory, group=group)
+    engine = build_engine(core, path, make_source=source, draft_memory=partial(draft_bytes, core, path), group=group)
     launched: InFlightStep | None = None
     adapter_parts: list[bytes] = []
     while True:
@@ -104,17 +108,14 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
             case CopyPages(copies):
                 engine.copy_pages(copies)
             case ReadPages(pages):
-                part = PagesPart(*engine.own_part)
-                data = engine.read_part(pages).cpu().contiguous().numpy()
-                socket.send_multipart([msgspec.msgpack.encode(part), data.tobytes()])
+                _send_part(socket, engine, engine.read_part(pages))
             case WritePages(row, first, data):
                 shape = (-1, *engine.kv_shape.page_shape)
                 engine.write_pages(row, first, torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape))
             case ReadConstants():
                 own = engine.read_constants()
                 assert own is not None, "rank 0 has some too"
-                part = PagesPart(*engine.own_part)
-                socket.send_multipart([msgspec.msgpack.encode(part), own.contiguous().numpy().tobytes()])
+                _send_part(socket, engine, own)
             case AdoptConstants(shape, data):
                 engine.adopt_constants(torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape))
             case PutAdapter(number, adapter_rank, data, is_last):
@@ -124,8 +125,28 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
                     adapter_parts.clear()
             case DropAdapter(number):
                 engine.unload_adapter(number)
+            case PrepareWeights(path=weights):
+                socket.send(msgspec.msgpack.encode(_prepared(engine, weights)))
+            case TakeWeights():
+                engine.take_weights()
+            case DropWeights():
+                engine.drop_weights()
+            case ReleaseRankMemory(tags):
+                engine.release_memory(tags)
             case StartSteps():
                 raise AssertionError("StartSteps comes once")
+
+
+def _send_part(socket: zmq.Socket[bytes], engine: ForwardEngine, data: torch.Tensor) -> None:
+    part = msgspec.msgpack.encode(PagesPart(*engine.own_part))
+    socket.send_multipart([part, data.cpu().contiguous().numpy().tobytes()])
+
+
+def _prepared(engine: ForwardEngine, path: str | None) -> WeightsPrepared:
+    try:
+        return WeightsPrepared(engine.prepare_weights(path))
+    except RamiformError as error:
+        return WeightsPrepared(error=ErrorInfo.of(error))
 
 
 def main() -> int:

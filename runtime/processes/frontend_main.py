@@ -20,9 +20,9 @@ import msgspec
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RamiformError
-from ..protocol.start_report import Started, StartFailed, StartReport
 from . import logs, parent_watchdog
 from .bounded_sleep import bounded_sleep
+from .start_report import Started, StartFailed, StartReport
 from .supervisor import ChildProcess
 
 if TYPE_CHECKING:

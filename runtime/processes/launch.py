@@ -20,9 +20,9 @@ from ..protocol.client import Connection
 from ..protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ..protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ..protocol.setting_aliases import suggest_setting, value_for_alias
-from ..protocol.start_report import Started, StartFailed, StartReport
 from ..protocol.transport import check_bind
 from . import parent_watchdog
+from .start_report import Started, StartFailed, StartReport
 
 MAX_TMPDIR_LENGTH = 80  # characters; the kernel allows 107 bytes for a socket's path
 RUNTIME_EXIT_SECONDS = 30.0  # then the processes are killed; stuck ones exit by themselves sooner
@@ -50,6 +50,7 @@ class Runtime:
                 "a program's runtime is node 0; the other nodes are started with `ramiform serve`", param="node_rank"
             )
         self.address = config.serve.client_address
+        self.config = config
         self.serve_config = config.serve
         self._process = subprocess.Popen(
             parent_watchdog.child_command("ramiform.runtime.processes.frontend_main"),

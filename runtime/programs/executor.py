@@ -19,12 +19,16 @@ OnDelta = Callable[[str, list[int], list[TokenLogprob] | None], None]  # more te
 
 
 class OperationResult(NamedTuple):
-    """The text that an operation appended; of a Gen also its sequences, of a Select its choice, of a Decide answers."""
+    """The text that an operation appended; of a Gen also its sequences, of a Select its choice, of a Decide answers.
+
+    `ids`: those of the content, for a Sync that asks.
+    """
 
     text: str
     sequences: list[session.Sequence] | None = None
     choice: session.Choice | None = None
     answers: list[DecisionAnswer] | None = None
+    ids: list[int] | None = None
 
 
 class PendingResult:
@@ -60,6 +64,10 @@ class StateExecutor(Protocol):
 
     def append_text(self, text: str) -> str | PendingResult: ...
 
+    def append_image(self, data: bytes) -> PendingResult:
+        """Append an image, the bytes of its file. Its text is a mark that stands for it."""
+        ...
+
     def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> str | PendingResult: ...
 
     def end_role(self) -> str | PendingResult: ...
@@ -79,6 +87,10 @@ class StateExecutor(Protocol):
     def select(self, select: session.Select) -> PendingResult: ...
 
     def decide(self, decide: session.Decide) -> PendingResult: ...
+
+    def token_ids(self) -> PendingResult:
+        """Tokenise the content as it stands, and return its ids. Raises RequestError where it is held as text."""
+        ...
 
     def fork(self, children: Sequence[StateProgress]) -> Sequence[StateExecutor]:
         """Return an executor for each of `children`, with this state's content."""

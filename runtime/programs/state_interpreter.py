@@ -13,6 +13,7 @@ from ..protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..protocol.sampling import TokenLogprob
 from ..protocol.session import (
     Answer,
+    AppendImage,
     Ask,
     Attempted,
     Decide,
@@ -302,6 +303,8 @@ class StateInterpreter:
         match step:
             case Text(text=text):
                 return _result(executor.append_text(text))
+            case AppendImage(data=data):
+                return executor.append_image(data)
             case RoleBegin(role=role, tools=tools):
                 return _result(executor.begin_role(role, tools))
             case RoleEnd():
@@ -332,6 +335,8 @@ class StateInterpreter:
                 executor.restore(self._marks[mark])
                 self._marks = {number: kept for number, kept in self._marks.items() if number <= mark}
                 return OperationResult("")
+            case Sync(ids=True):
+                return executor.token_ids()
             case Sync():
                 return OperationResult("")
             case ForkStep(children=children):

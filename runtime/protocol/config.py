@@ -92,6 +92,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: Annotated[int, Meta(ge=1, le=1024, description="maximum number of LoRA adapters loaded at once")] = 8
     max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="maximum rank of a LoRA adapter")] = 64
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    cpu_threads: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        Meta(
+            description="threads that compute a step on CPUs, shared by the ranks of tp; default: the processors that "
+            "the affinity mask and the cgroup's quota leave, or OMP_NUM_THREADS if that is less",
+        ),
+    ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="dtype of weights; auto: float32 on CPU below 200M parameters, else bfloat16"),
@@ -190,6 +197,15 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=4096, description="first tokens that are always attended to with streaming_window")
     ] = 4
     max_waiting: Annotated[int, Meta(ge=1, description="maximum number of queued requests")] = 4096
+    picture_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, le=1 << 40, description="read images, and keep at most so many bytes of their features; 0: text only"
+        ),
+    ] = 0
+    enable_return_routed_experts: Annotated[
+        bool, Meta(description="record the experts of each token, which requests may ask for; of models with experts")
+    ] = False
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[
         OrderName,
@@ -389,6 +405,22 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="folder of files and batches, which the next server in it goes on with; default: a temporary "
             "one that ends with the server"
+        ),
+    ] = None
+    limit_mm_per_prompt: Annotated[str, Meta(description="maximum number of images in a prompt, as image=N")] = (
+        "image=16"
+    )
+    max_image_bytes: Annotated[int, Meta(ge=1, le=1 << 30, description="maximum size of an image's file in bytes")] = (
+        20 << 20
+    )
+    max_image_pixels: Annotated[
+        int, Meta(ge=1, le=1 << 30, description="maximum number of an image's pixels, checked before it is decoded")
+    ] = 40_000_000
+    allow_image_hosts: Annotated[
+        str | None,
+        Meta(
+            description="hosts from which images are downloaded, by commas, *.NAME for all under a name; never from "
+            "addresses of private networks; default: none"
         ),
     ] = None
     request_timeout: Annotated[

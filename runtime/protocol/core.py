@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -9,7 +11,21 @@ import msgspec
 
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
-from .sampling import DEFAULT_VERSION, LogprobParams, SamplingParams, TokenLogprob, UpdateWeights, WeightsChanged
+from .pictures import Picture
+from .sampling import (
+    DEFAULT_VERSION,
+    InitWeightsGroup,
+    LeaveWeightsGroup,
+    LogprobParams,
+    MemoryTag,
+    ReceiveWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    SamplingParams,
+    TokenLogprob,
+    UpdateWeights,
+    WeightsChanged,
+)
 from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
@@ -20,6 +36,10 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     path: str
     rank: int
     digest: str  # of its weights
+
+
+Pooling = Literal["last", "mean"]
+EncoderOutput = Literal["head", "first", "mean", "last"]  # the head's logits, or states, pooled to an embedding
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +69,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 0  # tokens that these layers attend to
     num_sinks: int = 0  # first tokens that they always attend to
     streaming_window: int = 0  # tokens of a rolling window, which approximates the model; 0: attention is its own
+    reads_pictures: bool = False  # requests may have pictures
+    route_shape: tuple[int, int] | None = None  # layers, and experts of a token in each; None: they are not recorded
     version: str
     is_classifier: bool = False  # the checkpoint ends in a classification head: it generates no text
+    encoder: EncoderOutput | None = None  # what an encoder is made for, which keeps no KV; None: it is a decoder
+    labels: tuple[str, ...] = ()  # of an encoder's head, in the order of their logits
+    independent_labels: bool = False  # several of them may hold together
     adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
     weight_version: str = DEFAULT_VERSION  # as the last update named it
 
@@ -67,7 +92,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_request_tokens(self) -> int:
         """Maximum number of tokens of a request, prompt and output together."""
-        return min(self.context_length, self.num_slots)
+        return self.context_length if self.encoder is not None else min(self.context_length, self.num_slots)
+
+    @property
+    def generates(self) -> bool:
+        """True if the model continues texts."""
+        return not self.is_classifier and self.encoder is None
 
 
 # Frontend -> core
@@ -123,7 +153,6 @@ class ProgramProgress(msgspec.Struct, frozen=True):
     complete: bool = False  # no more generations will follow
 
 
-Pooling = Literal["last", "mean"]
 BACKGROUND_PRIORITY = -1000  # of requests that nobody waits for, at most: rows of batches
 
 
@@ -135,7 +164,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     to, for scheduling; `soft_pins` are for eviction, `progress` is the program's. Requests of clients may ask
     to `retain` prefixes of the prompt. The last `continued` tokens are output of an earlier request with the same
     sampling, which goes on: its grammar, stop rules, penalties and draws are those that the whole output would have.
-    The numbers of new tokens count what comes after them. `adapter` is the name of a LoRA adapter.
+    The numbers of new tokens count what comes after them. `adapter` is the name of a LoRA adapter. `pictures` are those
+    of the prompt, in order.
     """
 
     logprobs: LogprobParams | None = None
@@ -149,6 +179,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     in_bulk: bool = False  # nobody reads the stream: tokens may come many at a time
     continued: int = 0
     adapter: str | None = None  # None: the base alone
+    pictures: list[Picture] = []
+    routed_from: int | None = None  # first position whose experts come with the finish; None: none do
 
     def in_small_pieces(self) -> Self:
         """Return the options of an answer whose tokens are wanted as they come."""
@@ -159,16 +191,18 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
     """Continue `tokens`.
 
     `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
-    the final hidden state of its last token or the mean over all tokens. Requests of clients may have a `session` in
-    place of a program. `banned` are the token sequences of `sampling.bad_words`: no output completes one. `breakers`
-    are those of `sampling.dry_sequence_breakers`. The core replaces `adapter` by its number, and adds it to the
-    namespace.
+    the final hidden state of its last token or the mean over all tokens. Encoders have outputs of their own, and
+    `token_types`, which say to which of two texts each token belongs (empty: the first). Requests of clients may have a
+    `session` in place of a program. `banned` are the token sequences of `sampling.bad_words`: no output completes one.
+    `breakers` are those of `sampling.dry_sequence_breakers`. The core replaces `adapter` by its number, and adds it to
+    the namespace.
     """
 
     rid: str
     tokens: list[int]
     sampling: SamplingParams  # seed is set
-    pooling: Pooling | None = None  # an embedding is requested
+    pooling: EncoderOutput | None = None  # an embedding, or labels' logits, are requested
+    token_types: list[int] = []
     session: ClientSession | None = None
     banned: list[list[int]] = []
     breakers: list[list[int]] = []
@@ -182,7 +216,8 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
         rid: str,
         tokens: list[int],
         sampling: SamplingParams,
-        pooling: Pooling | None = None,
+        pooling: EncoderOutput | None = None,
+        token_types: Sequence[int] = (),
         session: ClientSession | None = None,
         banned: Sequence[list[int]] = (),
         breakers: Sequence[list[int]] = (),
@@ -193,6 +228,7 @@ class Generate(RequestOptions, frozen=True, kw_only=True, tag="generate"):
             tokens=tokens,
             sampling=sampling,
             pooling=pooling,
+            token_types=[*token_types],
             session=session,
             banned=[*banned],
             breakers=[*breakers],
@@ -277,7 +313,20 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
 
 # Messages that `CoreReply` answers.
 CoreCall = (
-    FlushCache | Pause | GetStats | GetTree | GetTreeNode | MovePrefixes | LoadAdapter | UnloadAdapter | UpdateWeights
+    FlushCache
+    | Pause
+    | GetStats
+    | GetTree
+    | GetTreeNode
+    | MovePrefixes
+    | LoadAdapter
+    | UnloadAdapter
+    | UpdateWeights
+    | ReleaseMemory
+    | ResumeMemory
+    | InitWeightsGroup
+    | ReceiveWeights
+    | LeaveWeightsGroup
 )
 ToCore = Attach | Generate | EndStates | TurnEnded | Abort | CoreCall
 
@@ -285,10 +334,21 @@ ToCore = Attach | Generate | EndStates | TurnEnded | Abort | CoreCall
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Reason why a request ended. `matched` is the stop string or the stop token's id."""
+    """Reason why a request ended. `matched` is the stop string or the stop token's id.
+
+    `captures` are the names and texts of what the grammar captures, inner ones first; None if it captures nothing.
+    """
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None
+    captures: list[tuple[str, str]] | None = None
+
+    @property
+    def named_captures(self) -> dict[str, list[dict[str, str]]]:
+        """The captures as a field of an answer; without one if the grammar captures nothing."""
+        if self.captures is None:
+            return {}
+        return {"captures": [{"name": name, "text": text} for name, text in self.captures]}
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,13 +372,37 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         return self.queue + self.grammar + self.prefill + self.decode + self.retracted + self.transfer
 
 
+class RoutedExperts(msgspec.Struct, frozen=True):
+    """Experts of a sequence's tokens from position `first` on to the last but one, whose successor is the last token.
+
+    `experts` are int16, little-endian, [tokens, num_layers, num_chosen], the best first in each layer. -1 stands in
+    layers without a mixture, and for tokens that the request ended without computing.
+    """
+
+    first: int
+    num_layers: int
+    num_chosen: int
+    experts: bytes
+
+    def of_tokens(self) -> list[list[list[int]]]:
+        """Return each token's experts, by layer."""
+        values = array("h", self.experts)
+        if sys.byteorder == "big":
+            values.byteswap()
+        K, size = self.num_chosen, self.num_layers * self.num_chosen
+        return [
+            [values[place : place + K].tolist() for place in range(start, start + size, K)]
+            for start in range(0, len(values), size)
+        ]
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """New output tokens of one request; the last message carries `finish`.
 
     A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
     if requested. `prompt_logprobs` comes whole, with the first tokens: one entry per prompt position in [prompt_from,
     len(prompt)), None for position 0. `embedding` comes with the finish: float32, little-endian, of the hidden size,
-    not normalised.
+    not normalised; an encoder's may be logits of its labels.
     """
 
     rid: str
@@ -335,6 +419,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     timings: Timings | None = None  # with the finish, unless it was aborted
     since_first: float = 0.0  # with the timings: seconds since the first output token, waits included
     weight_version: str = DEFAULT_VERSION  # of the weights that these ids were sampled with
+    routes: RoutedExperts | None = None  # with the finish, if requested
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -369,6 +454,7 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     is_writer: bool  # False: another process of the machine writes
     has_failed: bool  # the disk was full, or did not take what was written: nothing more is written
     num_hit_tokens: int  # prompt tokens whose KV came from the disk
+    num_ahead_tokens: int  # tokens whose KV was read before a request asked for them
     num_saved: int
     num_evicted: int  # removed for want of room
     num_damaged: int  # not served, because they are not what was written
@@ -399,6 +485,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     draft_source: str = "off"
     speculation: list[SpeculationState] = []  # empty without a draft source, and with one that always drafts
     is_paused: bool = False
+    released: list[MemoryTag] = []  # memory that the system has while the runtime sleeps
     num_fetched_tokens: int = 0  # prompt tokens whose KV came from prefill runtimes
     num_early_tokens: int = 0  # of these, those that came while later tokens of their prompt were computed
     num_checkpoints: int = 0  # recurrent states kept of cached prefixes

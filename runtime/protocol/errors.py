@@ -91,7 +91,11 @@ def json_fault(text: str | bytes, error: Exception, *, first_line: int = 1) -> s
 
 
 class BusyError(RamiformError):
-    """The runtime is full; the same request may succeed later."""
+    """The runtime is full, or with the code "asleep" it sleeps; the same request may succeed later."""
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RuntimeFailed(RamiformError):
@@ -123,7 +127,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
             case RequestError():
                 return cls(kind="request", message=str(error), param=error.param, code=error.code)
             case BusyError():
-                return cls(kind="busy", message=str(error))
+                return cls(kind="busy", message=str(error), code=error.code)
             case ModelError():
                 return cls(kind="model", message=str(error), code=error.code)
             case RamiformError():
@@ -141,7 +145,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
             case "request":
                 return RequestError(self.message, param=self.param, code=self.code or "invalid_value")
             case "busy":
-                return BusyError(self.message)
+                return BusyError(self.message, code=self.code)
             case "runtime":
                 return RuntimeFailed(self.message)
             case "model":

@@ -85,6 +85,8 @@ class CoreMetrics(msgspec.Struct, kw_only=True):
     num_grammars: int = 0  # cached
     num_grammar_bytes: int = 0  # that they take, as estimated
     num_grammar_renewals: int = 0  # of automata that had grown too large
+    tower: Histogram = _histogram(WAIT_BUCKETS)  # one picture through the vision tower
+    num_reused_pictures: int = 0  # pictures of prompts whose features were kept
 
 
 def sum_metrics(parts: Iterable[FrontendMetrics]) -> FrontendMetrics:

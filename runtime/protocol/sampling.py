@@ -189,6 +189,13 @@ class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         float, ParameterSpec("draw", "power of the entropy's share in `dynatemp_range`", 0.0, 100.0, dialects=())
     ] = 1.0
 
+    @property
+    def is_plain_draw(self) -> bool:
+        """True if a token is drawn from the softmax of its logits: at temperature 1, without filters."""
+        has_filter = self.top_k is not None or self.top_p < 1 or self.min_p > 0 or self.top_n_sigma > 0
+        is_rare = self.typical_p < 1 or self.xtc_probability > 0 or self.dynatemp_range > 0
+        return self.temperature == 1 and not has_filter and not is_rare
+
 
 class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters of a request. `None` switches a filter off.
@@ -388,7 +395,9 @@ class TokenDetails(msgspec.Struct, frozen=True, array_like=True):
     temperature 1. `allowed_mass` is the model's probability of all allowed tokens; `num_allowed` their number, None
     where no mask applied. `entropy` is that of the model's distribution, in nats. `origin`: the token was sampled,
     appended because the grammar forced it, or accepted as a guess. `top` and `of` are parallel to those of the
-    TokenLogprob: masked log-probabilities, None for tokens that were not allowed.
+    TokenLogprob: masked log-probabilities, None for tokens that were not allowed. `drawn_logprob` is that of the
+    distribution from which the token was drawn: the masked one after temperature and filters; 0 at temperature 0, and
+    where the token had to come.
     """
 
     masked_logprob: float
@@ -398,6 +407,7 @@ class TokenDetails(msgspec.Struct, frozen=True, array_like=True):
     origin: Origin
     top: list[float | None] = []
     of: list[float | None] = []
+    drawn_logprob: float = 0.0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -463,6 +473,58 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
     path: str
     running: RunningRequests
     version: str | None = None
+
+
+# What a runtime that sleeps has given back: the model's weights; keys, values and recurrent states.
+MemoryTag = Literal["weights", "kv_cache"]
+ASLEEP = "asleep"  # code of the error that requests get meanwhile
+
+
+class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory"):
+    """Give memory back to the system, once running requests have made room, and answer no requests until all of it is
+    taken again. Answered by `CoreReply`."""
+
+    call: int
+    tags: list[MemoryTag]
+    running: RunningRequests
+
+
+class ResumeMemory(msgspec.Struct, frozen=True, tag="resume_memory"):
+    """Take memory again: weights are loaded from where they came. Answered by `CoreReply`."""
+
+    call: int
+    tags: list[MemoryTag]
+
+
+class InitWeightsGroup(msgspec.Struct, frozen=True, tag="init_weights_group"):
+    """Join a trainer's group, whose store is at `address`. The core's ranks are those from `rank_offset` on of
+    `world_size`. Answered by `CoreReply`."""
+
+    call: int
+    group: str
+    address: str
+    port: int
+    rank_offset: int
+    world_size: int
+
+
+class ReceiveWeights(msgspec.Struct, frozen=True, tag="receive_weights"):
+    """Serve tensors that a trainer broadcasts over a group, in this order. Answered as `UpdateWeights`."""
+
+    call: int
+    group: str
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    running: RunningRequests
+    version: str | None = None
+
+
+class LeaveWeightsGroup(msgspec.Struct, frozen=True, tag="leave_weights_group"):
+    """Leave a trainer's group. Answered by `CoreReply`."""
+
+    call: int
+    group: str
 
 
 class WeightsChanged(msgspec.Struct, frozen=True, tag="weights"):

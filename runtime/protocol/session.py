@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .core import CoreStats, Finish, ModelInfo, Timings
+from .core import CoreStats, Finish, ModelInfo, RoutedExperts, Timings
 from .decisions import DecisionAnswer, Question
 from .errors import ErrorInfo
 from .sampling import DEFAULT_VERSION, LogprobParams, SamplingParams, TokenLogprob
@@ -27,6 +27,12 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
     """Append text. It is tokenised together with adjacent text when the next Gen or Select needs it."""
 
     text: str
+
+
+class AppendImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="image"):
+    """Append an image: the bytes of a PNG, JPEG, WebP or GIF file."""
+
+    data: bytes
 
 
 class OfferedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +67,7 @@ class Gen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     checked: bool = False  # answer each attempt by `Attempted`, and wait for a `Supply` that accepts it; with n = 1
     lora: str | None = None  # LoRA adapter; None: the base alone
     heal: bool = False  # tokens at the end of the text before may be replaced by longer ones that begin with their text
+    routed_experts: bool = False  # return the experts of all tokens, those before the generation included
 
 
 class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="generated"):
@@ -129,11 +136,29 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rol
 
 
 class Sync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync"):
-    """Do nothing; its `Done` shows that every operation before it is done."""
+    """Append nothing; its `Done` shows that every operation before it is done.
+
+    With `ids` the content is tokenised as it stands, and its token ids are the answer.
+    """
+
+    ids: bool = False
 
 
 Operation = (
-    Text | RoleBegin | RoleEnd | Gen | Generated | Select | Ask | Decide | Fork | Concatenate | Mark | Rollback | Sync
+    Text
+    | AppendImage
+    | RoleBegin
+    | RoleEnd
+    | Gen
+    | Generated
+    | Select
+    | Ask
+    | Decide
+    | Fork
+    | Concatenate
+    | Mark
+    | Rollback
+    | Sync
 )
 
 # Client -> frontend
@@ -320,6 +345,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | None = None  # None if it was aborted
     weight_versions: list[tuple[str, int]] = []  # of weights, with the number of tokens that they sampled
     token_texts: dict[int, str] | None = None  # the text of every id that the log-probabilities name
+    routes: RoutedExperts | None = None  # if requested
 
     @property
     def version_facts(self) -> dict[str, Any]:
@@ -361,7 +387,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """Operation `op` appended `text` to the state, as `s.text()` shows it. A Gen has `sequences`, a Select `choice`, a
-    Decide `answers`."""
+    Decide `answers`, a Sync that asked for them the `ids` of the whole content."""
 
     state: int
     op: int
@@ -369,6 +395,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     sequences: list[Sequence] | None = None
     choice: Choice | None = None
     answers: list[DecisionAnswer] | None = None
+    ids: list[int] | None = None
 
 
 class Attempted(msgspec.Struct, frozen=True, tag="attempted"):

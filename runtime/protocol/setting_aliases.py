@@ -78,6 +78,7 @@ _ALIASES = {
     "swap_space": "host_kv_memory",
     "swa_full_tokens_ratio": "window_ratio",
     "tensor_parallel_size": "tp",
+    "threads": "cpu_threads",
     "tp_size": "tp",
 }
 

@@ -11,11 +11,12 @@ import msgspec
 
 from ...radix.cache import PrefixCache
 from .background import BackgroundShare
-from .batch import Batch, ScheduledRequest
+from .batch import Batch, ScheduledRequest, num_cached
 from .memory_forecast import MemoryGrowth, OutputLengthEstimator, peak_pages
 from .programs import LivePrograms
 from .queue_policies import QueueContext, QueuePolicy, shared_prefix_length
 from .request import Request
+from .rows.pictures import before_part
 
 MAX_ARRANGED = 128  # requests that a policy rearranges in one step; others keep their order behind them
 MAX_PASSES = 16  # times that the oldest request may be overtaken
@@ -111,6 +112,7 @@ def find_awaited_prefix(
     """
     best: Request | None = None
     num_tokens, limit = num_matched, request.reuse_limit  # the longest so far
+    own_tokens = request.cache_tokens
     for other in running:
         if other.num_uncomputed <= 1 or other.namespace != request.namespace:
             continue
@@ -118,7 +120,7 @@ def find_awaited_prefix(
         least = max(other.num_computed, num_tokens)
         if least >= min(limit, len(other.tokens)) or other.tokens[least] != request.tokens[least]:
             continue
-        shared = min(shared_prefix_length(request.tokens, other.tokens), limit)
+        shared = before_part(request.message.pictures, min(shared_prefix_length(own_tokens, other.cache_tokens), limit))
         if shared > least:
             best, num_tokens = other, shared
     if best is None:
@@ -279,7 +281,7 @@ class Admission:
         )
 
     def _num_cached(self, request: Request) -> int:
-        return self._cache.match(request.tokens, request.namespace, limit=request.reuse_limit)
+        return num_cached(self._cache, request)
 
     def _num_cached_recently(self, request: Request) -> int:
         """Return the number of cached tokens, measured every few rounds: for ordering, where a stale value costs time

@@ -8,12 +8,15 @@ from math import isnan
 import numpy as np
 from msgspec.structs import replace
 
-from ..protocol.core import Finish, Tokens
+from ...constrained.backends import OutputMatcher
+from ...constrained.errors import GrammarError
+from ..protocol.core import Finish, RoutedExperts, Tokens
 from ..protocol.errors import ModelError, RequestError
 from ..protocol.sampling import TokenLogprob, forced_details
 from .interfaces import VocabularyInfo
 from .plan import Row, RowResult
 from .request import Request
+from .rows.sampling_inputs import grammar_too_complex
 
 BULK_TOKENS = 32  # tokens per message to the client of an `in_bulk` request
 
@@ -30,19 +33,26 @@ def apply_result(
     follow: Callable[[Request, int | None, bool, bool], bool],
     verified: tuple[int, int] | None = None,
 ) -> AppliedResult:
-    """Apply the result of a computed row, token by token, as if each had come alone.
+    """Apply the result of a computed row, token by token, as if each had come alone. Its known tokens are counted.
 
     `follow` lets the grammar, if any, follow each, and appends the tokens that it forces. It is called with the token,
     None for an end of sequence; with True if the output goes on; and with True if the token is the result's last.
     Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
     sampled again. `verified` counts the right guesses of the row's draft, and all of them; None if it had none.
     """
-    request.num_computed += row.num_committed
-    if (not_finite := _take_scores_and_pooling(request, row, result)) is not None:
+    if request.routes is not None and row.routes_from is not None:
+        request.routes.take(row.routes_from, result.routes)
+    has_scores = row.score is not None or row.pool_from is not None
+    if has_scores and (not_finite := _take_scores_and_pooling(request, row, result)) is not None:
         return None, not_finite
     if row.sample is None:
         return (None if request.num_uncomputed or request.is_held else prompt_answer(request)), None
     num_known = len(request.tokens)
+    if request.matcher is not None:
+        try:
+            request.matcher.read_on()  # here: once the grammar follows the new tokens, a thread may have it
+        except GrammarError as failure:
+            return None, grammar_too_complex(failure)
     request.num_passes += 1
     if verified is not None:
         request.record_accepted(*verified)
@@ -82,7 +92,23 @@ def apply_result(
         request.num_passes += max(0, position - num_known - 1)
     if request.message.logprobs is not None and (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
+    if finish is not None and request.matcher is not None and error is None:
+        try:
+            finish = _with_captures(request, request.matcher, finish, vocabulary)
+        except GrammarError as failure:
+            return _sampled_answer(request, num_done, None), grammar_too_complex(failure)
     return _sampled_answer(request, num_done, finish), error
+
+
+def _with_captures(request: Request, matcher: OutputMatcher, finish: Finish, vocabulary: VocabularyInfo) -> Finish:
+    """Return the finish with what the grammar captures of the output. Raises GrammarError if that is too complex."""
+    if (captures := matcher.captures()) is None:
+        return finish
+    for token in request.tokens[request.output_start + matcher.num_accepted :]:  # the last, which nothing follows
+        if token in vocabulary.eos_ids or not matcher.accept(token):
+            break
+        captures = matcher.captures() or []
+    return replace(finish, captures=[(name, text.decode("utf-8", "replace")) for name, text in captures])
 
 
 def _take_scores_and_pooling(request: Request, row: Row, result: RowResult) -> ModelError | None:
@@ -187,7 +213,12 @@ def abort_answer(request: Request) -> Tokens:
         accepted_lengths=request.accepted_lengths,
         num_guessed=request.num_guessed,
         weight_version=request.weights_version,
+        routes=_routes(request),
     )
+
+
+def _routes(request: Request) -> RoutedExperts | None:
+    return None if request.routes is None else request.routes.of(request.num_prompt + request.num_sent)
 
 
 def _tokens_message(
@@ -214,4 +245,5 @@ def _tokens_message(
         accepted_lengths=[] if finish is None else request.accepted_lengths,
         num_guessed=0 if finish is None else request.num_guessed,
         weight_version=request.weights_version,
+        routes=None if finish is None else _routes(request),
     )

@@ -23,6 +23,7 @@ from .background import BackgroundShare
 from .drafts.prepared_draft import PreparedDraft
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .request import Request
+from .rows.pictures import before_part
 
 STATE_INTERVAL = 1024  # tokens between the recurrent states that are kept of a long sequence
 SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
@@ -141,6 +142,35 @@ def end_tokens(running: Sequence[ScheduledRequest]) -> frozenset[int]:
     return frozenset().union(*(item.request.stops.end_tokens for item in running))
 
 
+def with_one_picture(scheduled: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    """Shorten shares of prompts, so that one picture begins in a step on which outputs wait: a pass of the vision tower
+    may take as long as many steps. A share without tokens is left out."""
+    if all(item.request.next_position < item.request.num_prompt for item in scheduled):
+        return scheduled
+    begun: set[bytes] = set()
+    kept = []
+    for item in scheduled:
+        first = item.request.next_position
+        end = first + item.num_tokens
+        for picture in item.request.message.pictures:
+            if first <= picture.runs[0].first < end:
+                if begun and picture.key not in begun:
+                    end = picture.runs[0].first
+                begun.add(picture.key)
+        if end > first:
+            kept.append(msgspec.structs.replace(item, num_tokens=end - first))
+    return kept
+
+
+def num_cached(cache: PrefixCache, request: Request) -> int:
+    """Return the number of cached tokens that the request can reuse: they end in no picture."""
+    tokens, limit = request.cache_tokens, request.reuse_limit
+    while True:
+        num_tokens = cache.match(tokens, request.namespace, limit=limit)
+        if (limit := before_part(request.message.pictures, num_tokens)) == num_tokens:
+            return num_tokens
+
+
 class Batch:
     """Running requests, most senior first. The most senior one always gets room, so the batch always progresses."""
 
@@ -161,10 +191,11 @@ class Batch:
         requests.
         """
         assert request.lease is None
+        max_tokens = request.whole_chunk(max_tokens, num_matched)
         lease = self._cache.acquire(
-            request.tokens,
+            request.cache_tokens,
             request.namespace,
-            limit=request.reuse_limit,
+            limit=num_cached(self._cache, request) if request.message.pictures else request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
             spare=SparePages(spare, min(spare, self._window_growth(request, num_matched + max_tokens))),
             user=LeaseUser(BACKGROUND if request.is_background else request.program_id, request.message.priority),
@@ -176,7 +207,7 @@ class Batch:
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
         num_tokens = min(self._room(lease, request.next_position), max_tokens, request.num_unplanned)
-        return ScheduledRequest(request, num_tokens)
+        return ScheduledRequest(request, request.whole_chunk(num_tokens))
 
     def schedule_running(
         self, budget: int, background: BackgroundShare, *, contended: bool, may_retract: bool
@@ -208,8 +239,10 @@ class Batch:
             wanted = 1 if num_unplanned == 1 else chunks.offer(num_unplanned)
             if request.is_background:
                 wanted = background.offer(wanted)
-            if not wanted:
+            if wanted <= 0:  # a picture may have taken more than was left
                 continue
+            if num_unplanned > 1:
+                wanted = request.whole_chunk(wanted)
             granted: int | None = wanted
             if self._room(lease, request.next_position) < wanted:
                 granted = self._make_room(request, lease, wanted, retracted if may_retract else None)
@@ -239,6 +272,7 @@ class Batch:
                 more = min(more, self.num_free_slots(item))
                 if request.is_background:
                     more = background.extend(more)
+                more = request.whole_chunk(item.num_tokens + more) - item.num_tokens
             if more > 0:
                 self._extend(request, item.num_tokens + more)
                 item = msgspec.structs.replace(item, num_tokens=item.num_tokens + more)
@@ -292,10 +326,11 @@ class Batch:
         if request.poisoned:
             return
         num_whole = request.num_computed - request.num_computed % self._cache.page_size
-        if num_computed_before < request.num_prompt or row.num_committed > 1:
-            self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        is_longer = len(row.tokens) > 1 and row.num_committed > 1
+        if is_longer or num_computed_before < request.num_prompt:
+            self._cache.commit(request.lease, request.cache_tokens[: request.num_computed])
         elif num_whole > num_computed_before:
-            self._cache.commit(request.lease, request.tokens[:num_whole])
+            self._cache.commit(request.lease, request.cache_tokens[:num_whole])
 
     def slide(self, request: Request, windows: WindowPages) -> None:
         """Let go of the window pages behind the request's window."""
@@ -345,7 +380,7 @@ class Batch:
         if request.poisoned:
             self._cache.discard(request.lease)
         else:
-            self._cache.release(request.lease, request.tokens[: request.num_computed])
+            self._cache.release(request.lease, request.cache_tokens[: request.num_computed])
         request.lease = None
         request.num_computed = request.num_in_flight = 0
         request.token_in_flight = False
@@ -353,15 +388,16 @@ class Batch:
     def _make_room(
         self, request: Request, lease: Lease, num_tokens: int, retracted: list[Request] | None
     ) -> int | None:
-        """Make room for up to `num_tokens` tokens, at least one for the most senior request. Returns the number
+        """Make room for up to `num_tokens` tokens, at least one chunk for the most senior request. Returns the number
         granted, or None if a request would have to be retracted and `retracted` is None.
 
-        Requests are retracted from the most junior on, and only if there is no room for even one token. The most junior
-        request itself keeps its pages and pauses: recomputing them would be waste as long as no senior request needs
-        them.
+        Requests are retracted from the most junior on, and only if there is no room for the least chunk. The most
+        junior request itself keeps its pages and pauses: recomputing them would be waste as long as no senior request
+        needs them.
         """
         page_size, held = self._cache.page_size, self._room(lease, request.next_position)
-        while (room := held + self._cache.num_available * page_size) <= 0:
+        least = request.whole_chunk(1)
+        while (room := held + self._cache.num_available * page_size) < least:
             victim = self._requests[-1]
             if victim is request and request is not self._requests[0]:
                 return 0
@@ -370,7 +406,7 @@ class Batch:
             assert victim is not request, "a request does not fit in the pool alone: its end is wrong"
             self.retract(victim)
             retracted.append(victim)
-        granted = min(num_tokens, room)
+        granted = request.whole_chunk(min(num_tokens, room))
         self._extend(request, granted)
         return granted
 
@@ -421,7 +457,7 @@ class Batch:
         assert request.lease is not None
         self.remove(request)
         if not request.poisoned:
-            self._cache.commit(request.lease, request.tokens[: request.num_computed])
+            self._cache.commit(request.lease, request.cache_tokens[: request.num_computed])
             self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)
 

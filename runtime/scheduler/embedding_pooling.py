@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..protocol.core import Pooling
+from ..protocol.core import EncoderOutput
 
 
 class EmbeddingPooling:
     """Sum of the hidden states of tokens [first, num_tokens): the whole prompt for "mean", its last
     token for "last"."""
 
-    def __init__(self, pooling: Pooling, num_tokens: int) -> None:
-        self._first = 0 if pooling == "mean" else num_tokens - 1
+    def __init__(self, pooling: EncoderOutput, num_tokens: int) -> None:
+        """`pooling` is one that decoders have."""
+        self._first = {"mean": 0, "last": num_tokens - 1}[pooling]
         self._num_tokens = num_tokens
         self._sum_E: np.ndarray | None = None
         self.next_position = self._first  # position of the first token that is not in the sum

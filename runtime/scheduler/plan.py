@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..protocol.pictures import RowPicture
 from ..protocol.sampling import DrawParams, TokenLogprob
 from .drafts.tree import DraftTree, depths
 
@@ -62,12 +63,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 class DraftNode(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling after one draft token, if the tokens up to it are accepted.
 
-    It uses the row's Sample with this draw, mask and `dry`; penalties also count the draft tokens on the path.
+    It uses the row's Sample with this draw, mask and `dry`; penalties also count the draft tokens on the path. Where a
+    rule of the grammar has a temperature, so has the node.
     """
 
     draw: int
     mask: bytes | None = None
     dry: dict[int, float] = {}
+    temperature: float | None = None
 
 
 class DraftSpec(msgspec.Struct, frozen=True):
@@ -123,12 +126,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     state: RowState | None = None  # of a model with recurrent layers
     adapter: int = 0  # number of the LoRA adapter; 0: the base alone
     rope_length: int = 0  # as `RopeSwitch.length`
+    pictures: list[RowPicture] = []  # whose features are the first layer's input in place of tokens' embeddings
+    rope_offset: int = 0  # the first token's rotary position, less its own; in a picture, that of the picture's first
     draws: list[int] = []  # `Sample.draw` of the plan's further decode steps; empty: there are none, or no seed
+    routes_from: int | None = None  # first position whose experts are wanted, up to the row's end; a cached one too
 
     @property
     def num_committed(self) -> int:
         """Number of tokens that are not draft nodes."""
         return len(self.tokens) if self.parents is None else len(self.tokens) - len(self.parents)
+
+    def rope_offset_at(self, index: int) -> int:
+        """Return `rope_offset` of the row's tokens from `index` on."""
+        passed = (part.picture.rope_shift for part in self.pictures if part.start < index and part.ends_within(index))
+        return self.rope_offset + sum(passed)
 
     @property
     def position_ids(self) -> list[int]:
@@ -211,6 +222,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprob] = []  # one for each token, if requested
     scores: list[TokenLogprob] = []
     pooled: bytes | None = None  # float32, little-endian, if the row has a `pool_from`
+    routes: bytes = b""  # int16, little-endian, [tokens, layers, chosen]: from `routes_from` to the last accepted token
     draft: DraftTree | None = None  # for the next step, from the engine's draft source
     after_nodes: list[int] = []  # tokens sampled after each draft node, right or not; -1: none
     is_finite: bool = True  # False: the logits after `tokens` are NaN or infinite, so the sampled token is missing

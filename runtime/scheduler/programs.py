@@ -197,7 +197,8 @@ class LivePrograms:
             most = cache.num_slots // RETAINED_SHARE
             num_tokens = min(wanted.num_tokens, request.num_prompt, most)
             kept = self._retained.setdefault(wanted.account, OrderedDict())
-            owner: Hashable = (wanted.account, request.message.namespace, hash(tuple(request.tokens[:num_tokens])))
+            prefix = hash(tuple(request.cache_tokens[:num_tokens]))
+            owner: Hashable = (wanted.account, request.message.namespace, prefix)
             over = [each for each in kept if (cache.forecast.retained_until(each) or 0.0) <= cache.forecast.now]
             for each in [*over, *([owner] if owner in kept else [])]:
                 self._release(kept, each)

@@ -58,7 +58,7 @@ def _depth_first(front: list[Request], context: QueueContext) -> list[Request]:
 
     Where the tree branches, the branch with the most requests comes first (arXiv:2312.07104, section 3, Theorem 3.1).
     """
-    paths = [(request.namespace, request.tokens[: context.num_cached(request)], request) for request in front]
+    paths = [(request.namespace, request.cache_tokens[: context.num_cached(request)], request) for request in front]
     walked = _depth_first_walk(sorted(paths, key=lambda path: (*path[:2], path[2].serial)), None)
     return sorted(walked, key=lambda request: -request.message.priority)
 

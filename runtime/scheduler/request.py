@@ -13,6 +13,7 @@ from ...constrained.errors import GrammarError
 from ...radix.cache import Lease
 from ..protocol.core import BACKGROUND_PRIORITY, Generate, Timings, Tokens
 from ..protocol.errors import RequestError, context_exceeded
+from ..protocol.pictures import check_pictures
 from ..protocol.sampling import DEFAULT_VERSION, DrawParams, TokenLogprob
 from .drafts.acceptance import Acceptance
 from .drafts.copies import PromptCopies
@@ -23,7 +24,9 @@ from .embedding_pooling import EmbeddingPooling
 from .interfaces import VocabularyInfo
 from .plan import Sample
 from .rope_switch import RopeSwitch, namespace_at
+from .rows.pictures import whole_chunk, with_ids
 from .rows.repeats import Repeats, repeats_of
+from .rows.route_record import RouteRecord
 from .rows.token_rules import TokenRules, token_rules
 from .stops import StopRules
 
@@ -31,7 +34,9 @@ _SESSION = "client "  # begins the ids of sessions that clients have named
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
 
-def length_limit(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
+def length_limit(
+    message: Generate, *, vocab_size: int, context_length: int, num_slots: int, reads_pictures: bool = True
+) -> int:
     """Return the maximum length of the request, prompt and output together, within the context and the KV pool.
 
     Raises RequestError if the request cannot run at all.
@@ -53,8 +58,16 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
             f"continued_tokens must be less than the prompt's {num_prompt} tokens, got {message.continued}",
             param="continued_tokens",
         )
+    if message.pictures and not reads_pictures:
+        raise RequestError("this runtime reads text only: images need picture_bytes", param="images")
+    check_pictures(message.pictures, num_prompt)
+    last = message.pictures[-1] if message.pictures else None
+    if last is not None and last.attends_both_ways and last.end == num_prompt and params.max_new_tokens:
+        raise RequestError("the prompt ends in an image: a text has to follow it", param="images")
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
+    if message.pooling in ("head", "first") or message.token_types:
+        raise RequestError("this model is a decoder: it pools states by last or mean", param="pooling")
     if message.pooling is not None and params.max_new_tokens:
         raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
@@ -154,6 +167,7 @@ class Request:
     end: int  # maximum length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
+    known_prompt: list[int] | None = None  # as the cache knows it; None: there are no pictures in it
     rope: RopeSwitch | None = None  # of a model whose angles change with the length
     rules: TokenRules | None = None  # None: every token may follow
     repeats: Repeats | None = None  # of DRY
@@ -162,7 +176,8 @@ class Request:
     awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
     awaits_mask: bool = False  # likewise, until the grammar has said what may follow
     unaccepted: int | None = None  # token that the grammar has still to accept
-    mask: tuple[int, bytes | None] | None = None  # number of tokens, and the mask of the one after them
+    # Number of tokens; the mask and the temperature of the one after them.
+    mask: tuple[int, bytes | None, float | None] | None = None
     jump_due: bool = False  # the text that is forced after `tokens` has still to be appended
     continued_due: bool = False  # the grammar has still to follow the continued tokens of the prompt
     forced_rest: list[int] = field(default_factory=list)  # forced ids after those, still to be appended
@@ -183,6 +198,7 @@ class Request:
     lookup_interval: int = 1  # output tokens from that lookup to the next, if it is of no use
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pooling: EmbeddingPooling | None = None
+    routes: RouteRecord | None = None  # of its tokens' experts, if it wants them
     answered: bool = False  # the client has the first tokens and the prompt's log-probabilities
     num_sent: int = 0  # output tokens sent to the client
     num_settled: int = 0  # output tokens that may be sent; later ones were forced and go with the next
@@ -200,11 +216,13 @@ class Request:
     rid: str = field(init=False)
     num_prompt: int = field(init=False)
     sample: Sample = field(init=False)  # of every token, without its draw, the penalties and DRY
+    samples_alike: bool = field(init=False)  # True: it has none of these
 
     def __post_init__(self) -> None:
         self.rid = self.message.rid
         self.num_prompt = len(self.message.tokens)
         params, logprobs = self.message.sampling, self.message.logprobs
+        self.samples_alike = params.seed is None and not params.penalised and self.repeats is None
         self.sample = Sample(
             **{name: getattr(params, name) for name in DrawParams.__struct_fields__},
             draw=0,
@@ -235,6 +253,11 @@ class Request:
         """The namespace of the prefixes that it can share."""
         own = self.message.namespace + self.weights_mark
         return own if self.rope is None else namespace_at(own, self.rope_length)
+
+    @property
+    def cache_tokens(self) -> list[int]:
+        """The tokens as the cache knows them: not to be changed."""
+        return self.tokens if self.known_prompt is None else self.known_prompt + self.tokens[self.num_prompt :]
 
     @property
     def planned_end(self) -> int:
@@ -292,11 +315,18 @@ class Request:
         """Number of tokens that a plan can sample in turn: each depends on those before it by the model alone."""
         message = self.message
         depends = message.sampling.penalised or self.repeats is not None or self.rules is not None
-        if depends or message.logprobs is not None or self.pooling is not None:
+        if depends or message.logprobs is not None or self.pooling is not None or self.routes is not None:
             return 1
         if self.matcher is not None or self.stops.suppressed(self.num_output):
             return 1
         return self.planned_end - len(self.tokens)
+
+    def whole_chunk(self, num_tokens: int, first: int | None = None) -> int:
+        """Return how many of the next `num_tokens` tokens, from position `first` on (None: the next one), one chunk
+        can have: more only where it begins with a picture that has to be computed at once."""
+        if self.known_prompt is None:
+            return num_tokens
+        return whole_chunk(self.message.pictures, self.next_position if first is None else first, num_tokens)
 
     @property
     def seniority(self) -> tuple[int, int]:
@@ -330,7 +360,7 @@ class Request:
     def reuse_limit(self) -> int:
         """Maximum number of tokens to take from the cache: those whose logits are not needed."""
         # The last token's logits give the next token; a scored token needs those of its predecessor.
-        limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
+        limit = len(self.tokens) - (self.wants_tokens or self.routes is not None)  # a row brings cached tokens' experts
         if self.pooling is not None:
             limit = min(limit, self.pooling.next_position)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
@@ -407,6 +437,7 @@ def make_request(
         serial=serial,
         rank=rank(message, owner, serial),
         end=end,
+        known_prompt=with_ids(message.tokens, message.pictures) if message.pictures else None,
         rope=rope,
         stops=stops,
         tokens=list(message.tokens),

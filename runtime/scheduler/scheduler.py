@@ -17,7 +17,7 @@ may follow a token, the request keeps its lease and sits out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -41,11 +41,11 @@ from ..protocol.core import (
     TurnEnded,
 )
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
-from ..protocol.sampling import RunningRequests
+from ..protocol.sampling import MemoryTag, RunningRequests
 from .admission import Admission
 from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
 from .background import BackgroundPace
-from .batch import Batch, CacheSizes, DecodesPerStep, ScheduledRequest, end_tokens, make_cache
+from .batch import Batch, CacheSizes, DecodesPerStep, ScheduledRequest, end_tokens, make_cache, with_one_picture
 from .counters import SchedulerCounters
 from .drafts.drafting import Drafting
 from .in_flight_plan import InFlightPlan
@@ -58,6 +58,7 @@ from .remote_prefixes import RemotePrefixes, SchedulerCalls
 from .request import Request, length_limit, make_request, program_id, session_id
 from .rope_switch import RopeSwitch
 from .rows.mask_preparation import GrammarFollowing
+from .rows.route_record import route_record
 from .rows.row_builder import build_following_row, build_row, build_sampling
 from .rows.weight_change import WeightChange
 
@@ -78,16 +79,16 @@ class Scheduler:
         calls: SchedulerCalls,
         continuous: bool = False,
         rope: RopeSwitch | None = None,
+        route_shape: tuple[int, int] | None = None,
     ) -> None:
         """With `continuous`, which takes plans one after the other, a plan may have several short decode steps. `rope`
-        is that of a model whose angles change with the length."""
+        is that of a model whose angles change with the length, `route_shape` that of the experts which are recorded."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._context_length = context_length
-        self._rope = rope
-        self._token_budget = config.prefill_budget
-        self._max_waiting = config.max_waiting
+        self._rope, self._route_shape = rope, route_shape
+        self._config = config
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
@@ -173,10 +174,13 @@ class Scheduler:
         self._settle_masks(now)
         if self._in_flight and self._waiting.needs_room:
             return None
-        num_guesses = self._drafting.propose(self._batch, self._token_budget)
+        num_guesses = self._drafting.propose(self._batch, self._config.prefill_budget)
         background, may_retract = self._background.share(now, has_live=self._waiting.has_live), not self._in_flight
         running_shares = self._batch.schedule_running(
-            self._token_budget - num_guesses, background, contended=len(self._waiting) > 0, may_retract=may_retract
+            self._config.prefill_budget - num_guesses,
+            background,
+            contended=len(self._waiting) > 0,
+            may_retract=may_retract,
         )
         if running_shares is None:
             return None
@@ -204,7 +208,8 @@ class Scheduler:
             running = self._batch.extend_prefills(running, admitted.num_left, background)
         if not (admitted.scheduled or self._waiting.may_start_soon or self.pending_grammars or self._drafting.is_on):
             running = self._batch.add_decodes(running, self._decodes.most(running))
-        rows, requests = self._build(running + admitted.scheduled)
+        scheduled = running + admitted.scheduled
+        rows, requests = self._build(with_one_picture(scheduled) if self._config.picture_bytes else scheduled)
         if not rows:
             if self._following and not self._in_flight:
                 self._following.wait_for_any()
@@ -275,11 +280,26 @@ class Scheduler:
         self._answers += self.weights.take(mark, version, list(self._requests.values()), wait_again)
         return True
 
+    def release_memory(self, tags: Collection[MemoryTag], mark: str, now: float, release: Callable[[], None]) -> bool:
+        """Call `release`, after which nothing is computed before `weights.released` is empty; return False if it is too
+        early."""
+        if self._in_flight or not self.weights.is_due:
+            return False
+        self.weights.release(tags, mark, list(self._requests.values()), partial(self._wait_again, now=now))
+        release()
+        return True
+
     def stats(self) -> CoreStats:
         drafting, counts = self._drafting, self._drafting.counts
         stats = self._counters.stats(self._cache, counts, num_running=len(self._batch), num_waiting=self._num_waiting)
         is_paused = self.weights.hold != "nothing"
-        return replace(stats, is_paused=is_paused, draft_source=drafting.source, speculation=drafting.states)
+        return replace(
+            stats,
+            is_paused=is_paused,
+            released=sorted(self.weights.released),
+            draft_source=drafting.source,
+            speculation=drafting.states,
+        )
 
     def _wait_again(self, request: Request, now: float) -> None:
         """Let a request wait that was retracted."""
@@ -300,9 +320,10 @@ class Scheduler:
                 vocab_size=self._vocabulary.vocab_size,
                 context_length=self._context_length,
                 num_slots=self._cache.num_slots,
+                reads_pictures=self._config.picture_bytes > 0,
             )
-            if self._num_waiting >= self._max_waiting:
-                raise BusyError(f"{self._max_waiting} requests are waiting already")
+            if self._num_waiting >= self._config.max_waiting:
+                raise BusyError(f"{self._config.max_waiting} requests are waiting already")
             request = make_request(
                 message,
                 owner,
@@ -313,6 +334,7 @@ class Scheduler:
                 vocabulary=self._vocabulary,
                 rope=self._rope,
             )
+            request.routes = route_record(message, self._route_shape, end)
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
         self._num_arrived += 1
@@ -364,12 +386,16 @@ class Scheduler:
     def _apply(self, request: Request, row: Row, result: RowResult, now: float, is_followed: bool) -> AppliedResult:
         """Append what a row's result adds to its request, and count and time it."""
         assert request.lease is not None
-        request.num_in_flight -= row.num_committed
+        num_committed = row.num_committed
+        request.num_in_flight -= num_committed
+        request.num_computed += num_committed
         request.token_in_flight &= row.sample is None
         verified = self._drafting.verified(row, result)
         answer, error = apply_result(request, row, result, self._vocabulary, self._following.follow, verified)
+        if request.routes is not None and row.routes_from is not None:
+            request.routes.cut(request.num_computed)
         if request.lease.states is not None:
-            request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
+            request.lease.states.advance(request.num_computed - row.first_position - num_committed)
         if is_followed:
             self._drafting.observe(request, row, result)
         if answer is not None or row.sample is not None:
@@ -385,7 +411,7 @@ class Scheduler:
         assert request.lease is not None
         self._output_lengths.record(request.num_output)
         if not request.poisoned:
-            self._cache.commit(request.lease, request.tokens[: request.num_computed])
+            self._cache.commit(request.lease, request.cache_tokens[: request.num_computed])
         self._programs.update_soft_pins(request)
         self._end(request)
 

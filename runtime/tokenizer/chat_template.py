@@ -78,8 +78,35 @@ class ChatTemplate:
         Raises RequestError (param "messages") with the template's own message when it refuses the messages, and when
         its output or CPU time exceeds _MAX_CHARACTERS or MAX_CPU_SECONDS.
         """
+        if self._takes_parts_only:
+            messages = [_in_parts(message) for message in messages]
+        return self._rendered(messages, tools, add_generation_prompt, kwargs)
+
+    @cached_property
+    def _takes_parts_only(self) -> bool:
+        """Return True if the template writes contents that are lists of parts, and none that are texts: some of models
+        that read images do."""
+        text = {"role": "user", "content": "zqa"}
+        try:
+            if "zqa" in self._rendered([text], None, False, {}):
+                return False
+        except RequestError:
+            pass
+        try:
+            rendered = self._rendered([_in_parts(text)], None, False, {})
+        except RequestError:
+            return False
+        return "zqa" in rendered and "'zqa'" not in rendered
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+    ) -> str:
         deadline = _Deadline(MAX_CPU_SECONDS)
-        variables = self.variables | kwargs
+        variables = self.variables | dict(kwargs)
         variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         variables[_DEADLINE] = deadline
         parts: list[str] = []
@@ -126,6 +153,12 @@ class ChatTemplate:
                 param="messages",
             )
         return self._templates["default"]
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with a text of a content as its only part."""
+    content = message.get("content") or ""
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _read_field(node: nodes.Node) -> tuple[nodes.Node | None, str]:

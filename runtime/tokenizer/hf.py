@@ -24,6 +24,8 @@ class HFTokenizer(Tokenizer):
     switched back and forth.
     """
 
+    reads_only = False  # text is made of ids only to show it
+
     def __init__(self, path: Path, config: TokenizerConfig, state: dict[str, Any] | None = None) -> None:
         """Load the tokenizer.json `path`, or its content `state`; errors name `path`."""
         self._path = path
@@ -39,7 +41,7 @@ class HFTokenizer(Tokenizer):
             for piece, number in vocabulary.items()
             if number in ends or (number in added and added[number][1])
         }
-        to_bytes = _piece_decoder(path, self._state)
+        to_bytes = _piece_decoder(path, self._state, reads_only=self.reads_only)
         unknown = self._state.get("model", {}).get("unk_token")
         # Ids are rows of the model's embedding; some may be unused.
         token_bytes: list[bytes | None] = [None] * (1 + max(vocabulary.values(), default=-1))
@@ -116,8 +118,11 @@ def _flatten_decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]
         yield decoder
 
 
-def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
-    """Return the function from a vocabulary's pieces to bytes, as its decoder describes it."""
+def _piece_decoder(path: Path, state: dict[str, Any], *, reads_only: bool) -> Callable[[str], bytes]:
+    """Return the function from a vocabulary's pieces to bytes, as its decoder describes it.
+
+    The pieces of `reads_only` need not add up to the text: a WordPiece vocabulary keeps no blanks and no capitals.
+    """
     steps = {step.get("type"): step for step in _flatten_decoders(state.get("decoder"))}
     if "ByteLevel" in steps:
         return byte_level_bytes
@@ -129,6 +134,8 @@ def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
             return partial(metaspace_bytes, space=space, byte_fallback=byte_fallback)
         case {"ByteFallback": _}:
             return partial(metaspace_bytes, space=METASPACE)
+        case {"WordPiece": {"prefix": str(prefix)}} if reads_only:
+            return lambda piece: (piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}").encode()
     raise TokenizerError(
         f"{path}: a vocabulary decoded by {sorted(map(str, steps)) or 'nothing'} is not supported; "
         "ByteLevel, Metaspace and ByteFallback are"

@@ -19,6 +19,16 @@ _END_NAMES = frozenset(
 )
 
 
+def check_characters(text: str) -> None:
+    """Raise RequestError when the text holds an unpaired surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"text holds an unpaired surrogate, {text[error.start]!r}, at character {error.start}", param="text"
+        ) from None
+
+
 class Tokenizer(ABC):
     """Text to token ids and back. Instances are immutable and thread-safe.
 
@@ -76,12 +86,7 @@ class Tokenizer(ABC):
         sequence, and only there; with `continues` the text of the ids is exactly `text`. Raises RequestError when the
         text holds an unpaired surrogate.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"text holds an unpaired surrogate, {text[error.start]!r}, at character {error.start}", param="text"
-            ) from None
+        check_characters(text)
         ids = self.encode_text(text, parse_special=parse_special, continues=continues) if text else []
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 

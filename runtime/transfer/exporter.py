@@ -15,7 +15,9 @@ import torch
 from ..engine.kv_pool import PAGE_SIZE
 from ..protocol.core import Abort, FromCore, Generate, RequestFailed, ToCore, Tokens
 from ..protocol.errors import ErrorInfo, RequestError, RuntimeFailed
+from ..protocol.pictures import check_pictures
 from ..protocol.sampling import SamplingParams
+from ..scheduler.rows.pictures import with_ids
 from .messages import MAX_PAYLOAD_BYTES, MAX_UNCONFIRMED_BYTES, FetchEnded, FetchPrefix, PagesSent, PagesTaken, ToClient
 from .pages import CachePages
 
@@ -40,7 +42,7 @@ class Export:
     peer: bytes
     call: int
     rid: str
-    tokens: list[int]  # of whole pages
+    tokens: list[int]  # of whole pages, as the cache knows them
     namespace: str
     sent: int
     last_message: float  # when the receiver last sent something
@@ -91,10 +93,16 @@ class PrefixExporter:
             busy = RuntimeFailed(f"{MAX_EXPORTS} prefixes are being sent already")
             self._send(peer, FetchEnded(message.call, ErrorInfo.of(busy)), None)
             return
+        try:
+            check_pictures(message.pictures, len(tokens))
+        except RequestError as error:
+            self._send(peer, FetchEnded(message.call, ErrorInfo.of(error)), None)
+            return
+        known = with_ids(tokens, message.pictures)
         rid = f"transfer-{uuid.uuid4().hex}"
-        export = Export(peer, message.call, rid, tokens, message.namespace, message.first, now)
+        export = Export(peer, message.call, rid, known, message.namespace, message.first, now)
         self._exports[peer, message.call] = self._by_rid[rid] = export
-        if self._pages.num_cached(tokens, message.namespace) == export.end:
+        if self._pages.num_cached(known, message.namespace) == export.end:
             export.is_computed = True
             return
         request = Generate(
@@ -103,6 +111,7 @@ class PrefixExporter:
             sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
             namespace=message.namespace,
             priority=message.priority,
+            pictures=message.pictures,
         )
         self.note_answers(self._submit(request, _OWNER))
 

@@ -19,6 +19,7 @@ from ...radix.packed_tokens import pack
 from ..engine.kv_pool import PAGE_SIZE
 from ..scheduler.queue_policies import shared_prefix_length
 from ..scheduler.request import Request
+from ..scheduler.rows.pictures import whole_pages
 from .messages import CancelFetch, FetchEnded, FetchPrefix, PagesSent, PagesTaken, ToServer
 from .pages import CachePages
 
@@ -37,7 +38,7 @@ class Fetch:
 
     call: int
     peer: int
-    tokens: list[int]  # of whole pages
+    tokens: list[int]  # of whole pages, as the cache knows them
     namespace: str
     first: int
     heard: float
@@ -88,9 +89,9 @@ class PrefixFetcher:
         """
         if not self.connected or request.rope_length:  # pages of a part of the prompt would be rotated otherwise
             return None
-        tokens, namespace = request.tokens, request.message.namespace
-        end = request.reuse_limit // PAGE_SIZE
-        prefix = tokens[: end * PAGE_SIZE]
+        namespace, pictures = request.message.namespace, request.message.pictures
+        end = whole_pages(pictures, request.reuse_limit, PAGE_SIZE)
+        prefix = request.cache_tokens[: end * PAGE_SIZE]
         cached = self._pages.num_cached(prefix, namespace)
         if (end - cached) * PAGE_SIZE < self._min_tokens:
             return None
@@ -101,9 +102,15 @@ class PrefixFetcher:
             running = Fetch(call, peer, prefix, namespace, cached, self._clock(), (request.rid, request.rank))
             self._fetches[call] = running
             priority = request.message.priority
-            self._send(
-                peer, FetchPrefix(call=call, tokens=prefix, namespace=namespace, first=cached, priority=priority)
+            message = FetchPrefix(
+                call=call,
+                tokens=request.tokens[: end * PAGE_SIZE],
+                namespace=namespace,
+                first=cached,
+                priority=priority,
+                pictures=[picture for picture in pictures if picture.end <= end * PAGE_SIZE],
             )
+            self._send(peer, message)
         running.waiters.append(waiter)
         return waiter
 

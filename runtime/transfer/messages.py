@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ..protocol.errors import ErrorInfo, RequestError
+from ..protocol.pictures import Picture
 
 PROTOCOL = 1
 MAX_PAYLOAD_BYTES = 8 << 20  # of one message's pages
@@ -83,13 +84,14 @@ class Greet(msgspec.Struct, frozen=True, tag="greet"):
 
 class FetchPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     """Compute `tokens`, or find them cached, and send their whole pages from index `first` on. Answered by
-    `PagesSent`, many times, and `FetchEnded`."""
+    `PagesSent`, many times, and `FetchEnded`. `pictures` are those of the tokens, all of them whole."""
 
     call: int
     tokens: Tokens
     namespace: Namespace
     first: Annotated[int, Meta(ge=0)]
     priority: int = 0
+    pictures: list[Picture] = []
 
 
 class CancelFetch(msgspec.Struct, frozen=True, tag="cancel"):

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from ramiform.bench.agents.recorded_sessions import live_working_set, load, schedule
+from ramiform.bench.agents.session_admission import AdmissionRule, AdmissionSettings
 from ramiform.bench.agents.sessions import (
+    LOOK_SECONDS,
     PARTS,
     Hints,
     Outcome,
     Part,
-    live_working_set,
-    load,
     play_workloads,
     replay,
-    schedule,
 )
 
 HINTS: list[Hints] = ["none", "headers", "closed", "program"]
@@ -82,6 +82,32 @@ def test_what_memory_has_not_comes_from_a_disk_that_has_room(recorded: Any, rule
     assert ample.num_recomputed == 0 < small.num_recomputed < alone.num_recomputed
     assert ample.num_fetched >= alone.num_recomputed
     assert ample.num_reusable == alone.num_reusable
+
+
+@pytest.mark.slow
+def test_what_is_read_ahead_need_not_be_read_when_a_request_comes(recorded: Any) -> None:
+    settings: dict[str, Any] = {"pool": 0.5, "host_pool": 0.0, "live": 8, "hints": "program", "seed": 0, "slow": 1.0}
+    when_asked = replay(recorded, "program", disk=(20.0, "lru"), **settings)
+    ahead = replay(recorded, "program", disk=(20.0, "lru"), reads_ahead=True, **settings)
+    assert ahead.num_recomputed == when_asked.num_recomputed == when_asked.num_ahead == 0 < ahead.num_ahead
+    assert ahead.num_fetched < when_asked.num_fetched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["forecast", "clairvoyant"])
+def test_admission_lets_turns_wait_for_a_bounded_time(recorded: Any, rule: AdmissionRule) -> None:
+    """Judge: the same without admission, and memory for everything."""
+    settings: dict[str, Any] = {"host_pool": 0.0, "live": 8, "hints": "program", "seed": 0, "slow": 1.0}
+    longest = 20.0
+    gate = AdmissionSettings(rule, longest, horizon=600.0)
+    at_once = replay(recorded, "program", pool=0.5, **settings)
+    later = replay(recorded, "program", pool=0.5, admission=gate, **settings)
+    assert 0 < later.num_delayed < len(later.ttfts) == sum(map(len, recorded))
+    assert later.num_reusable == at_once.num_reusable
+    assert later.num_recomputed < at_once.num_recomputed
+    assert 0 < later.longest_delay <= longest + LOOK_SECONDS
+    assert sum(later.job_times) > sum(at_once.job_times)
+    assert replay(recorded, "program", pool=20.0, admission=gate, **settings).num_delayed == 0
 
 
 @pytest.mark.slow

@@ -120,3 +120,11 @@ def test_start_measures_first_answers_cold_and_warm_and_names_the_peers_that_are
     assert list(rows) == ["ramiform, cold", "ramiform, warm"]
     assert all(float(cell.replace(",", "")) > 0 for row in rows.values() for cell in row)
     assert [line.partition(":")[0] for line in lines if "skipped" in line] == ["llama.cpp", "vLLM"]
+
+
+@pytest.mark.exhaustive
+def test_weight_updates_judge_every_token_by_the_version_it_names() -> None:
+    shown = run("training/weight_updates.py", "--updates", "12", "--in-flight", "4", "--judged", "20")
+    assert "12 updates and " in shown
+    assert "none lost" in shown
+    assert int(shown.split("tokens judged: ")[1].split()[0]) > 0

@@ -115,3 +115,99 @@ def test_a_kill_loses_what_was_published_in_the_last_five_seconds_at_most(tmp_pa
             assert on_disk(store, sequence) >= num_pages
         found += on_disk(store, sequence) >= num_pages
     assert found >= expected > 0
+
+
+class KeptPages(MadeUpPages):
+    """Pages that are written and read, of a cache without an engine. Content tells the tokens."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+
+    def num_cached(self, tokens: list[int], namespace: str) -> int:
+        return self._cache.match(tokens, namespace) // PAGE_SIZE
+
+    def write(self, tokens: list[int], namespace: str, first: int, bytes_PB: torch.Tensor, pin: Any = None) -> bool:
+        assert len(bytes_PB) == len(tokens) // PAGE_SIZE - first
+        lease = self._cache.acquire(tokens, namespace, limit=first * PAGE_SIZE, num_tokens=len(tokens))
+        assert lease is not None
+        assert lease.matched == first * PAGE_SIZE
+        self._cache.commit(lease, tokens)
+        self._cache.release(lease, tokens)
+        return True
+
+
+def go_on(folder: Path, num_pages: int) -> tuple[PrefixCache, DiskTier]:
+    """Start on the folder of a process that has ended."""
+    cache = PrefixCache(num_pages, PAGE_SIZE, strategy="program")
+    pages: Any = KeptPages(cache)
+    store = PageStore(folder, FORM, 100 * MIN_RECORDS * FORM.record_bytes)
+    return cache, DiskTier(store, KEYS, cache, pages, lambda: 0.0)
+
+
+def read_ahead(tier: DiskTier) -> None:
+    while tier.is_fetching:
+        tier.advance()
+
+
+def wait_in(cache: PrefixCache, sequence: int, num_pages: int, kind: str) -> None:
+    """Publish a sequence that its program is to continue, and let it wait."""
+    tokens = tokens_of(sequence, num_pages)
+    lease = cache.acquire(tokens, num_tokens=len(tokens))
+    assert lease is not None
+    cache.commit(lease, tokens)
+    cache.set_soft_pin(lease, ("program", sequence), len(tokens), 0)
+    cache.release(lease, tokens)
+    cache.begin_wait(("program", sequence), kind)
+
+
+def leave_waiting(folder: Path) -> None:
+    """Save three sequences: of a program that has ended, of a user who has left, and of a tool that is under way."""
+    folder.mkdir(exist_ok=True)
+    cache, tier = go_on(folder, NUM_PAGES)
+    publish(cache, tokens_of(1, 9))
+    wait_in(cache, 2, 20, "user")
+    cache.forecast.now = 3600.0
+    wait_in(cache, 3, 30, "tool")
+    tier.close()
+
+
+def test_sequences_that_are_likely_to_go_on_are_read_before_a_request_comes(tmp_path: Path) -> None:
+    leave_waiting(tmp_path)
+    cache, tier = go_on(tmp_path, NUM_PAGES)
+    assert tier.is_fetching
+    read_ahead(tier)
+    assert tier.num_ahead_tokens == 50 * PAGE_SIZE
+    assert [cache.match(tokens_of(sequence, 30)) // PAGE_SIZE for sequence in (1, 2, 3)] == [0, 20, 30]
+    assert cache.num_available == NUM_PAGES, "nothing of it is kept from requests"
+
+
+def test_only_free_pages_are_read_into_and_the_likeliest_sequence_first(tmp_path: Path) -> None:
+    leave_waiting(tmp_path)
+    cache, tier = go_on(tmp_path, 40)
+    publish(cache, tokens_of(4, 8))
+    read_ahead(tier)
+    assert [cache.match(tokens_of(sequence, 30)) // PAGE_SIZE for sequence in (2, 3, 4)] == [0, 30, 8]
+
+
+def test_reading_ahead_ends_when_its_pages_are_needed(tmp_path: Path) -> None:
+    leave_waiting(tmp_path)
+    cache, tier = go_on(tmp_path, 40)
+    tier._part = 4
+    while not tier.num_ahead_tokens:
+        tier.advance()
+    publish(cache, tokens_of(4, 25))
+    read_ahead(tier)
+    assert tier.num_ahead_tokens < 20 * PAGE_SIZE
+    assert cache.match(tokens_of(4, 25)) == 25 * PAGE_SIZE
+
+
+@pytest.mark.parametrize("at", [0, 40, -1])
+def test_a_damaged_note_of_sequences_is_not_read(tmp_path: Path, at: int) -> None:
+    leave_waiting(tmp_path)
+    (note,) = tmp_path.glob("*/sequences")
+    data = bytearray(note.read_bytes())
+    data[at] ^= 1
+    note.write_bytes(data)
+    cache, tier = go_on(tmp_path, NUM_PAGES)
+    assert not tier.is_fetching
+    assert cache.num_free == NUM_PAGES

@@ -181,3 +181,22 @@ def test_models_that_keep_their_weights_say_why(checkpoint: Callable[[str], Path
     drafting = engine_of(SHIPPED_MODEL, speculative="eagle")
     with pytest.raises(RequestError, match="speculative eagle"):
         drafting.prepare_weights(str(SHIPPED_MODEL))
+
+
+def test_statistics_of_quantised_keys_and_values_stay_as_they_were_measured(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = checkpoint("dense")
+    engine = engine_of(path, kv_dtype="int8")
+    before = engine.read_constants()
+    assert before is not None
+    some = changed_tensors(path, lambda name: "q_proj" in name or "o_proj" in name)
+    save_file(some, tmp_path / "some.safetensors")
+    update(engine, tmp_path / "some.safetensors")
+    after = engine.read_constants()
+    assert after is not None
+    assert torch.equal(before, after)
+    exact = {token: value for value, token in computed(engine_of(with_tensors(path, some, tmp_path / "new")))}
+    assert [exact.get(token) for _, token in computed(engine)[:3]] == pytest.approx(
+        [value for value, _ in computed(engine)[:3]], abs=0.1
+    )

@@ -140,12 +140,14 @@ class TokenRecorder:
 
     def __init__(self) -> None:
         self.steps: list[list[list[int]]] = []
+        self.num_wanted = 0
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         pass
 
     def follow(self, step: DraftStep) -> list[None]:
         self.steps.append([row.kept for row in step.rows])
+        self.num_wanted += sum(row.want is not None for row in step.rows)
         return [None] * len(step.rows)
 
     def skip(self, rows: Sequence[Row]) -> None:
@@ -167,6 +169,14 @@ def test_a_draft_source_sees_the_tokens_that_rows_followed(
         run(engine, steps)
         seen.append(recorder.steps)
     assert seen[0] == seen[1]
+
+
+def test_a_draft_source_drafts_before_the_first_request(engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading its weights for the first time takes seconds, which a trial would be charged with."""
+    recorder = TokenRecorder()
+    monkeypatch.setattr(engine._runner, "source", recorder)
+    engine.warm_up()
+    assert recorder.num_wanted == 1
 
 
 @pytest.fixture

@@ -31,7 +31,9 @@ from ramiform.runtime.engine.paths.path import EngineParts, Forward
 from ramiform.runtime.engine.paths.path import Path as EnginePath
 from ramiform.runtime.models.lora.peft import read_adapter
 from ramiform.runtime.models.parallel.group import SINGLE_RANK
+from ramiform.runtime.models.pictures.features import PictureFeatures
 from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.pictures import Picture, PictureRun, RowPicture
 from ramiform.runtime.scheduler.plan import (
     PENDING,
     DraftNode,
@@ -57,6 +59,27 @@ LENGTHS = (9, 20, 33)  # tokens that rows have behind them
 NUM_PAGES = 4  # of a row
 COPY = 3 * NUM_PAGES  # a page that no row has
 CAPTURES = (0, 2)
+PICTURE = Picture(key=bytes(32), pixels=b"", shape=(1, 1, 1, 1), runs=[PictureRun(0, 11)])
+
+
+class Tower:
+    """Features as a vision tower has them."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self.width = hidden_size
+        self._features_NE = torch.randn(11, hidden_size, generator=torch.Generator().manual_seed(3))
+
+    def features(self, picture: Picture) -> torch.Tensor:
+        return self._features_NE
+
+
+def with_pictures(engine: ForwardEngine) -> ForwardEngine:
+    """Return the engine, which computes pictures now."""
+    model = engine._runner.model
+    tower: Any = Tower(model.config.hidden_size)
+    place: dict[str, Any] = {"device": model.device, "dtype": model.dtype, "group": SINGLE_RANK}
+    model.pictures = PictureFeatures(tower, 1 << 20, **place)
+    return engine
 
 
 class FeatureRecorder:
@@ -157,12 +180,19 @@ ROWS: dict[Need, Fields] = {
     "Row.state": lambda draw: {"state": RowState(draw.randrange(3))},
     "Row.adapter": lambda draw: {"adapter": 1},
     "Row.rope_length": lambda draw: {"rope_length": draw.choice([7, 300])},
+    "Row.pictures": lambda draw: {
+        "tokens": draw.choices(range(VOCABULARY), k=9),
+        "pictures": [RowPicture(PICTURE, draw.randrange(6), 1, 5), RowPicture(PICTURE, 0, 7, draw.choice([1, 2]))],
+    },
+    "Row.rope_offset": lambda draw: {"rope_offset": draw.choice([-7, -2])},
     "Row.draws": lambda draw: sampled(draw) | {"draws": [draw.getrandbits(62) for _ in range(5)]},
+    "Row.routes_from": lambda draw: {"routes_from": draw.randrange(3)},
     "RowState.slot": lambda draw: {"state": RowState(draw.randrange(3))},
     "RowState.saves": lambda draw: {"state": RowState(1, [(1, 2)])},
     "DraftNode.draw": tree,
     "DraftNode.mask": lambda draw: tree(draw, mask=mask(draw)),
     "DraftNode.dry": lambda draw: tree(draw, dry={draw.randrange(VOCABULARY): 9.0}),
+    "DraftNode.temperature": lambda draw: tree(draw, temperature=draw.choice([0.0, 2.0])),
     "Sample.temperature": lambda draw: sampled(draw, temperature=draw.uniform(0.0, 2.0)),
     "Sample.top_k": lambda draw: sampled(draw, temperature=draw.choice([0.0, 1.5]), top_k=draw.randrange(1, 9)),
     "Sample.top_p": lambda draw: sampled(draw, temperature=draw.choice([0.0, 1.5]), top_p=draw.uniform(0.1, 0.9)),
@@ -256,7 +286,7 @@ def walk(ours: Any, judge: ForwardEngine, kind: type[EnginePath]) -> set[Need]:
     (path,) = (one for one in runner.paths if type(one) is kind)
     met: set[Need] = set()
     draw = random.Random(kind.name)
-    names = [*PLANS, *ROWS]
+    names = [name for name in [*PLANS, *ROWS] if name != "Row.routes_from" or runner.pool.routes is not None]
     chosen: list[list[Need]] = [[name] for name in names for _ in range(3)]
     chosen += [["ForwardPlan.num_decodes", "Row.draws"], ["ForwardPlan.end_tokens", "Sample.penalties"]]
     chosen += [draw.sample(names, k=3) for _ in range(40)]
@@ -331,7 +361,7 @@ def make_engine(
     source = None if captures is None else FeatureRecorder(captures)
     engine = ForwardEngine(EngineParts(built._runner.model, built._runner.pool, source=source))
     engine.load_adapter(1, read_adapter(adapter, engine.model_config, max_rank=8))
-    return engine
+    return with_pictures(engine)
 
 
 def only(engine: ForwardEngine, *kinds: type[EnginePath]) -> ForwardEngine:
@@ -410,7 +440,7 @@ def test_stages_equal_the_general_path_of_one_rank(checkpoint: Path, adapter: Pa
     def build(group: Any) -> ForwardEngine:
         engine = build_engine(config, checkpoint, group=group)
         engine.load_adapter(1, read_adapter(adapter, engine.model_config, max_rank=8))
-        return engine
+        return with_pictures(engine)
 
     engines = on_each(ranks, build)
     assert [[path.name for path in engine._runner.paths] for engine in engines] == [["general"]] * 2

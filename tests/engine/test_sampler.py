@@ -75,11 +75,12 @@ def naive_logits(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> np.
     return z
 
 
-def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
+def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> tuple[int, float]:
+    """Return the token, and the log-probability with which it was drawn."""
     z = naive_logits(logits, s, allowed)
     order = sorted(range(len(z)), key=lambda token: (-z[token], token))
     if s.temperature == 0:
-        return order[0]
+        return order[0], 0.0
     if s.top_n_sigma > 0:
         finite = z[np.isfinite(z)]
         reach = s.top_n_sigma * math.sqrt(sum((finite - finite.mean()) ** 2) / len(finite))
@@ -109,7 +110,8 @@ def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
         if weights[token] > 1e-300  # dividing by less overflows, and such a token never comes first
     )
     assume(len(arrivals) == 1 or arrivals[1][0] > arrivals[0][0] * (1 + 1e-4))
-    return arrivals[0][1]
+    token = arrivals[0][1]
+    return token, math.log(weights[token] / weights[final].sum())
 
 
 def naive_typical(kept: list[int], weights: np.ndarray, typical_p: float) -> list[int]:
@@ -149,10 +151,13 @@ def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[
     found = chosen_logprobs(OPS, raw, chosen, *of_rows)()
     assert np.array_equal(raw.numpy(), logits_RV)
     for row, (logits, (s, allowed)) in enumerate(zip(logits_RV, rows, strict=True)):
-        assert chosen[row] == naive_token(logits, s, allowed)
+        token, drawn_logprob = naive_token(logits, s, allowed)
+        assert chosen[row] == token
         check_logprob(logits, int(chosen[row]), found.get(row), s)
         if row in found:
             check_details(logits, found[row], s, allowed)
+            if (details := found[row].details) is not None:
+                assert details.drawn_logprob == pytest.approx(drawn_logprob, abs=1e-4)
 
 
 def check_logprob(logits: np.ndarray, token: int, found: TokenLogprob | None, s: Sample) -> None:

@@ -61,6 +61,8 @@ COMMANDS: dict[str, tuple[str, str] | None] = {
     "ramiform grammar check FILE": ("ramiform grammar check schema.json", "enforced"),
     "ramiform trace FILE --summary": ("ramiform trace script.py --summary", "gen"),
     "ramiform eval FILE --html report.html": ("ramiform eval script.py --html report.html", "1 examples"),
+    # Needs an extra that this environment lacks: tests/check_logprobs/.
+    "ramiform check-logprobs MODEL": None,
     "ramiform info": ("ramiform info", "LlamaForCausalLM"),
     "ramiform bench replay plans.jsonl --eviction lru": (
         "ramiform bench replay plans.jsonl --eviction lru",

@@ -62,13 +62,22 @@ def test_the_function_of_a_program_is_its_func() -> None:
     assert two_turns.func.__name__ == "two_turns"
 
 
-@pytest.mark.parametrize(
-    "write", [lambda: sgl.image("cat.png"), lambda: sgl.video("cat.mp4", 8)], ids=["image", "video"]
-)
-def test_images_and_videos_are_refused_where_they_are_written(write: object) -> None:
-    assert callable(write)
-    with pytest.raises(RequestError, match=r"text only.*'cat"):
-        write()
+def test_videos_and_images_that_are_none_are_refused_where_they_are_written() -> None:
+    with pytest.raises(RequestError, match=r"no videos.*'cat"):
+        sgl.video("cat.mp4", 8)
+    with pytest.raises(RequestError, match=r"'no cat.png' cannot be read"):
+        sgl.image("no cat.png")
+    with pytest.raises(RequestError, match="a path, bytes, a PIL image or an array, got int"):
+        sgl.image(3)
+
+
+def test_an_image_for_a_model_of_texts_fails_where_it_is_appended(backend: sgl.Runtime) -> None:
+    @sgl.function
+    def look(s: ProgramState) -> None:
+        s += "See " + sgl.image(b"file") + sgl.gen("answer", max_tokens=2)
+
+    with pytest.raises(RequestError, match="image: this model reads text only"):
+        look.run(backend=backend)["answer"]
 
 
 def test_the_error_for_a_type_as_json_schema_names_schema(backend: sgl.Runtime) -> None:

@@ -389,6 +389,12 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
                                  "projector_output_dim": 32}},
     "Llava": {"text_config": {"model_type": "llama", **SIZES}, "image_token_index": 200,
               "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32, **_VISION}},
+    "InternVL": {"text_config": {"model_type": "qwen2", **SIZES}, "image_token_id": 200,
+                 "vision_config": {**_VISION, "image_size": [28, 28], "patch_size": [14, 14]}},
+    "SmolVLM": {"text_config": {"model_type": "llama", **SIZES, "pad_token_id": 0}, "image_token_id": 200,
+                "vision_config": _VISION},
+    "Idefics3": {"text_config": {"model_type": "llama", **SIZES, "pad_token_id": 0}, "image_token_id": 200,
+                 "vision_config": _VISION},
 }  # fmt: skip
 
 
@@ -427,6 +433,15 @@ def test_experts_in_one_tensor_may_be_stored_either_way(tmp_path: Path) -> None:
         tensors[name] = tensors[name].transpose(1, 2).contiguous()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert torch.equal(logits(tmp_path), expected)
+
+
+def test_square_experts_that_may_be_stored_either_way_are_refused(tmp_path: Path) -> None:
+    own = MULTIMODAL["Qwen3VLMoe"]
+    text = own["text_config"] | {"moe_intermediate_size": own["text_config"]["hidden_size"] // 2}
+    config = transformers.Qwen3VLMoeConfig(**own | {"text_config": text})
+    transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="either order"):
+        logits(tmp_path)
 
 
 def test_a_text_part_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 import ramiform
 from ramiform.kernels.cpu.products.packed_matrix import WIDTH
-from ramiform.runtime.engine import KvMemory, KvPool
+from ramiform.runtime.engine import KvMemory, KvPool, build_engine
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.checkpoint import find_checkpoint, served_name
 from ramiform.runtime.models.errors import CheckpointError
@@ -32,7 +32,8 @@ from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.quantised.block_linear import BlockLinear
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.processes.launch import Runtime
-from ramiform.runtime.protocol.errors import RamiformError
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.errors import RamiformError, RequestError
 from ramiform.runtime.scheduler.plan import Row
 
 from . import k_quants
@@ -439,15 +440,24 @@ def test_a_file_is_served_with_its_own_tokenizer(tmp_path: Path) -> None:
         assert write.run(backend=runtime)["text"] == "".join(pieces[number] for number in ids[5:])
 
 
-def test_another_architecture_is_refused_by_its_name(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("mamba", r"general\.architecture: supported: .*'mamba' is not supported"),
+        ("clip", "it is the vision tower of a model \\(mmproj\\)"),
+    ],
+)
+def test_another_architecture_is_refused_by_its_name(tmp_path: Path, architecture: str, words: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match=r"general\.architecture: supported: .*'mamba' is not supported"):
+    with pytest.raises(CheckpointError, match=words):
         logits(tmp_path / "model.gguf")
+    with pytest.raises(RequestError, match="no GGUF or mmproj file has them here: leave out picture_bytes"):
+        build_engine(CoreConfig(device="cpu", picture_bytes=1), tmp_path / "model.gguf")
 
 
 def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:

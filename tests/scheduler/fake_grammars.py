@@ -69,6 +69,17 @@ class FakeMatcher:
     def native(self) -> FakeMatcher:
         return self
 
+    temperature = None
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.accepted)
+
+    def read_on(self) -> None: ...
+
+    def captures(self) -> None:
+        return None
+
     def is_unlucky(self) -> bool:
         return self.luck is not None and self.luck.random() < 0.4
 

@@ -21,6 +21,8 @@ from ramiform.runtime.scheduler.drafts.speculation_policy import (
     MIN_SPEEDUP,
     PLAIN_INTERVAL,
     TRIAL_BALANCE,
+    TRIAL_SHARE,
+    UNTRIED_PAUSE,
     DecayingLine,
     SpeculationPolicy,
     StepWork,
@@ -166,6 +168,54 @@ def test_one_batch_size_does_not_close_another_that_is_smaller() -> None:
     assert policy.is_open(2)
     assert not policy.is_open(16)
     assert not policy.is_open(32), "a larger one is not expected to gain more"
+
+
+def closed_at(num_rows: int) -> SpeculationPolicy:
+    """Return a policy by which drafts gained nothing in batches of `num_rows`."""
+    policy = SpeculationPolicy()
+    play(policy, 40, lambda guesses: 9.0 if guesses else 1.0, gained=0, num_rows=num_rows, drafting=0.1)
+    assert not policy.is_open(num_rows)
+    return policy
+
+
+def test_the_rest_of_a_batch_that_did_not_pay_is_not_drafted_for_until_it_has_decoded_for_a_while() -> None:
+    policy = closed_at(4)
+    for num_rows in (3, 2, 1):
+        assert not policy.is_open(num_rows)
+        assert not any(play(policy, UNTRIED_PAUSE - 1, lambda _: 1.0, gained=0, num_rows=num_rows))
+    guessed = play(policy, 2000, lambda guesses: 1.5 if guesses else 1.0, gained=2)
+    assert sum(guessed) > 1000, "a single request gains"
+    assert policy.is_open(1)
+    assert not policy.is_open(4)
+
+
+def test_a_size_that_was_tried_is_not_closed_with_a_larger_one() -> None:
+    policy = SpeculationPolicy()
+    play(policy, 40, lambda guesses: 1.5 if guesses else 1.0, gained=2, num_rows=2)
+    play(policy, 40, lambda guesses: 9.0 if guesses else 1.0, gained=0, num_rows=8, drafting=0.1)
+    assert policy.is_open(2)
+    assert policy.is_open(4), "the next smaller one gains"
+
+
+@pytest.mark.parametrize("prompt", [5.0, 40.0, 90.0])
+def test_trials_that_read_long_prompts_are_rarer(prompt: float) -> None:
+    """A draft model that never pays, and has to read the prompt at each trial: the first one is not known to be dear,
+    and each of the others costs a share of what was decoded since."""
+    policy, num_tokens = SpeculationPolicy(), 60 * 70
+    lost = (draft_model(policy, 60, right=0, prompt=prompt) - 1) * num_tokens
+    first = prompt + MIN_HEARD * 3.6
+    assert lost < first + TRIAL_SHARE * num_tokens
+
+
+def test_what_cannot_pay_by_its_times_is_not_tried_for_another_kind_of_text() -> None:
+    """A step with four guesses, their making included, takes as long as six plain ones: the kind of text is no
+    matter."""
+    policy = SpeculationPolicy()
+    play(policy, 40, lambda guesses: 6.0 if guesses else 1.0, gained=1, drafting=4.0)
+    own = policy.records.begin(None, constrained=True)
+    assert policy.may_guess(1, "constrained")
+    assert policy.depths(1, [own], 7, "constrained") == [0]
+    assert not policy.is_open(1, "constrained")
 
 
 def test_a_machine_that_gets_slower_is_timed_anew_and_not_blamed_on_guesses() -> None:

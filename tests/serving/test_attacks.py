@@ -94,8 +94,8 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "not Unicode"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-        "messages",
-        "image_url",
+        "messages[0].content[0]",
+        "reads text only",
     ),
     "sound": (
         {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},

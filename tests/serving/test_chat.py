@@ -190,7 +190,10 @@ def test_models_are_known_by_name(client: OpenAI, model: str) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0]",
+        ),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),

@@ -293,7 +293,16 @@ def test_the_model_reads_title_and_context_of_a_document(http: httpx.Client, mod
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [SWITCH]}, 400, "names 'x'"),
         ({"tool_choice": {"type": "any"}}, 400, "tool_choice needs tools"),
         ({"system": [{"type": "image"}]}, 400, "system[0] is of type 'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "messages[0].content[0] is of type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            400,
+            "messages[0].content[0].source is of type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "a"}}]}]},
+            400,
+            "messages[0].content[0]: this model reads text only",
+        ),
         ({"messages": [{"role": "user", "content": []}]}, 400, "messages[0] is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, 400, "not Unicode"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]}, 400, "content[0].b"),

@@ -350,7 +350,7 @@ def test_a_custom_tool_is_called_unforced_under_its_grammar(client: OpenAI, mode
         ),
         ({"input": []}, "input"),
         ({"input": [{"type": "telepathy"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),

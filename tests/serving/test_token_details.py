@@ -69,7 +69,7 @@ def check_entry(
         value = pytest.approx(masked[own].item(), abs=1e-4) if alternative["allowed"] else None
         assert alternative["masked_logprob"] == value
     if entry["origin"] == "forced":
-        assert (entry["masked_logprob"], entry["num_allowed"]) == (0.0, 1)
+        assert (entry["masked_logprob"], entry["num_allowed"], entry["drawn_logprob"]) == (0.0, 1, 0.0)
         assert entry["allowed_mass"] == pytest.approx(math.exp(entry["logprob"]))
         return
     assert entry["masked_logprob"] == pytest.approx(masked[token].item(), abs=1e-4)
@@ -103,6 +103,7 @@ def test_details_without_rules_repeat_the_models_distribution(http: httpx.Client
     for entry, token, logits in zip(choice["logprobs"]["content"], ids, all_logits, strict=True):
         check_entry(entry, token, logits, logits, None)
         assert (entry["origin"], entry["masked_logprob"], entry["allowed_mass"]) == ("sampled", entry["logprob"], 1.0)
+        assert entry["drawn_logprob"] == entry["logprob"]
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 

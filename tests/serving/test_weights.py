@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import httpx
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import ramiform
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.errors import BusyError, RequestError
 
 from .prompts import CAPITAL
 
 NUM_TOKENS, NUM_UPDATES = 48, 24
+GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 PROMPTS = [f"{CAPITAL} {number % 3}{' and so on' * (number % 5)}" for number in range(40)]
 
 
@@ -40,6 +42,12 @@ def weights() -> dict[str, dict[str, torch.Tensor]]:
 def engine() -> Iterator[ramiform.Engine]:
     with ramiform.Engine(port=0, dtype="float32", num_pages=512, speculative="off", log_level="error") as made:
         yield made
+
+
+def logprobs(engine: ramiform.Engine) -> list[float]:
+    """Return the log-probabilities of a greedy answer."""
+    result = engine.generate(CAPITAL, GREEDY, return_logprob=True)
+    return [value for value, _, _ in result["meta_info"]["output_token_logprobs"]]
 
 
 def judge_of(tensors: dict[str, torch.Tensor]) -> transformers.PreTrainedModel:
@@ -141,3 +149,102 @@ def test_an_update_that_would_wait_for_a_pause_is_refused(
             assert http.post("/continue_generation").status_code == 200
         *_, last = stream
         assert last["meta_info"]["completion_tokens"] == 300
+
+
+def test_tensors_come_by_the_name_of_their_shared_memory(
+    engine: ramiform.Engine, weights: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    data = save({name: tensor for name, tensor in weights["odd"].items() if "q_proj" in name})
+    shared = SharedMemory(create=True, size=len(data))
+    try:
+        shared.buf[: len(data)] = data
+        with httpx.Client(base_url=engine.runtime.url, timeout=60) as http:
+            engine.update_weights(weights["even"])
+            before = logprobs(engine)
+            body = {"shared_memory": shared.name, "weight_version": "shared"}
+            answer = http.post("/update_weights_from_tensor", json=body).json()
+            assert (answer["success"], answer["weight_version"]) == (True, "shared")
+            after = logprobs(engine)
+            for wrong, param, named in (
+                ({"serialized_named_tensors": ["gASV"]}, "serialized_named_tensors", "pickled"),
+                ({"shared_memory": "../etc/passwd"}, "shared_memory", "pattern"),
+                ({"shared_memory": ".."}, "shared_memory", "/dev/shm"),
+                ({"shared_memory": "ramiform-no-such"}, "shared_memory", "no file"),
+                ({}, "shared_memory", "/dev/shm"),
+            ):
+                refused = http.post("/update_weights_from_tensor", json=wrong)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+                assert named in refused.json()["error"]["message"]
+            shared.buf[:8] = b"\x80\x05pickle"
+            refused = http.post("/update_weights_from_tensor", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model_path")
+    finally:
+        shared.close()
+        shared.unlink()
+    engine.update_weights(weights["odd"])
+    assert logprobs(engine) == pytest.approx(after, abs=1e-3)
+    assert after != pytest.approx(before, abs=1e-3)
+
+
+def test_a_sleeping_runtime_refuses_requests_and_wakes_with_the_same_answers(
+    engine: ramiform.Engine, weights: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    engine.update_weights(weights["even"], version="even")
+    expected, other = logprobs(engine), engine.generate("Once upon a time there was", GREEDY)
+    with httpx.Client(base_url=engine.runtime.url, timeout=60) as http:
+        assert http.get("/is_sleeping").json() == {"is_sleeping": False, "released": []}
+        stream = engine.generate(CAPITAL + " and", GREEDY | {"max_new_tokens": 300}, stream=True)
+        next(stream)
+        assert http.post("/sleep", params={"level": 1, "mode": "keep"}).json() == {"status": "sleeping"}
+        assert http.get("/is_sleeping").json() == {"is_sleeping": True, "released": ["kv_cache", "weights"]}
+        assert http.get("/health").status_code == 200
+        assert http.get("/health_generate").status_code == 503
+        refused = http.post("/generate", json={"text": CAPITAL, "sampling_params": GREEDY})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
+        assert "/wake_up" in refused.json()["error"]["message"]
+        with pytest.raises(BusyError, match="sleeps"):
+            engine.generate(CAPITAL, GREEDY)
+        assert http.post("/wake_up", params={"tags": "kv_cache"}).json() == {"status": "sleeping"}
+        assert http.post("/generate", json={"text": CAPITAL}).status_code == 503
+        assert http.post("/wake_up").json() == {"status": "awake"}
+        *_, last = stream
+        assert last["meta_info"]["completion_tokens"] == 300
+        assert last["meta_info"]["num_retractions"] == 1
+        assert logprobs(engine) == pytest.approx(expected, abs=1e-3)
+        again = engine.generate("Once upon a time there was", GREEDY)
+        assert again["output_ids"] == other["output_ids"]
+        assert again["meta_info"]["cached_tokens"] <= 1  # a first token that both prompts have
+        assert again["meta_info"]["weight_version"] == "even"
+        whole = engine.generate(CAPITAL + " and", GREEDY | {"max_new_tokens": 300})
+        assert whole["output_ids"] == last["output_ids"]
+
+
+def test_an_update_brings_the_weights_of_a_runtime_that_sleeps(
+    engine: ramiform.Engine, weights: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    engine.update_weights(weights["odd"])
+    expected = logprobs(engine)
+    engine.update_weights(weights["even"])
+    with httpx.Client(base_url=engine.runtime.url, timeout=60) as http:
+        cached = logprobs(engine)
+        assert http.post("/release_memory_occupation", json={"tags": ["weights"]}).json()["success"]
+        engine.resume_memory_occupation()
+        assert engine.generate(CAPITAL, GREEDY)["meta_info"]["cached_tokens"] > 0  # keys and values have stayed
+        assert logprobs(engine) == pytest.approx(cached, abs=1e-3)
+        assert http.post("/release_memory_occupation", json={}).json()["success"]
+        for wrong in ({"tags": ["cuda_graph"]}, {"mode": "keep"}):
+            assert http.post("/release_memory_occupation", json=wrong).status_code == 400
+        engine.update_weights(weights["odd"], version="while asleep")
+        assert http.get("/is_sleeping").json() == {"is_sleeping": True, "released": ["kv_cache"]}
+        assert http.post("/resume_memory_occupation", json={"tags": ["kv_cache"]}).json()["success"]
+        assert engine.generate(CAPITAL, GREEDY)["meta_info"]["weight_version"] == "while asleep"
+        assert logprobs(engine) == pytest.approx(expected, abs=1e-3)
+        assert expected != pytest.approx(cached, abs=1e-3)
+    stream = engine.generate(CAPITAL, GREEDY | {"max_new_tokens": 300}, stream=True)
+    next(stream)
+    engine.sleep(level=2)
+    *_, last = stream
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    engine.wake_up(["weights"])
+    engine.wake_up(["kv_cache"])
+    assert logprobs(engine) == pytest.approx(expected, abs=1e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ramiform.runtime.engine import build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FromCore, Generate, ModelInfo, Tokens
+from ramiform.runtime.protocol.pictures import Picture
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.scheduler import CacheSizes, Scheduler, SchedulerCalls, VocabularyInfo, make_cache
 from ramiform.runtime.transfer.hub import TransferHub
@@ -64,11 +65,12 @@ class Core:
         self.finished: dict[str, FromCore] = {}
         self.num_steps = 0
 
-    def ask(self, rid: str, tokens: list[int], **sampling: Any) -> None:
+    def ask(self, rid: str, tokens: list[int], pictures: Sequence[Picture] = (), **sampling: Any) -> None:
         """Let a request arrive."""
         self.outputs[rid] = []
         params = SamplingParams(**{"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True} | sampling)
-        assert not self.scheduler.handle(Generate(rid=rid, tokens=tokens, sampling=params), time.monotonic())
+        message = Generate(rid=rid, tokens=tokens, sampling=params, pictures=[*pictures])
+        assert not self.scheduler.handle(message, time.monotonic())
 
     def step(self) -> None:
         """Exchange what is there, and compute a step."""
@@ -97,12 +99,12 @@ def run(cores: list[Core], until: Callable[[], object]) -> None:
             core.step()
 
 
-def alone(core: Core, tokens: list[int], **sampling: Any) -> list[int]:
+def alone(core: Core, tokens: list[int], pictures: Sequence[Picture] = (), **sampling: Any) -> list[int]:
     """Return what a core answers by itself, with an empty cache before and after."""
     remote = core.scheduler._remote
     fetch, remote._fetch = remote._fetch, None
     core.cache.flush()
-    core.ask("alone", tokens, **sampling)
+    core.ask("alone", tokens, pictures, **sampling)
     run([core], lambda: "alone" in core.finished)
     del core.finished["alone"]
     core.cache.flush()

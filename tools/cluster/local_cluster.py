@@ -22,10 +22,10 @@ import zmq
 
 from ...runtime.processes.frontend_main import ShutdownSignals
 from ...runtime.processes.launch import make_config
+from ...runtime.processes.start_report import Started, StartFailed, StartReport
 from ...runtime.processes.supervisor import ChildProcess
 from ...runtime.protocol.config import RuntimeConfig
 from ...runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
-from ...runtime.protocol.start_report import Started, StartFailed, StartReport
 
 _HOST = "127.0.0.1"
 POLL_SECONDS = 0.2

@@ -28,8 +28,8 @@ PATHS: tuple[Callable[[EngineParts], Path | None], ...] = (
 
 
 def paths_of(parts: EngineParts) -> list[Path]:
-    """Return the paths of an engine; the last one meets every need."""
-    made = (make(parts) for make in PATHS)
+    """Return the paths of an engine; the last one meets every need, and alone records the experts of tokens."""
+    made = (make(parts) for make in (PATHS if parts.pool.routes is None else PATHS[-1:]))
     return [path for path in made if path is not None]
 
 

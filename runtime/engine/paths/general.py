@@ -89,7 +89,8 @@ class General(HiddenStatesPath):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         model, pool, group, source = self.parts.model, self.parts.pool, self.parts.group, self.parts.source
         captures = source.captures if features and source is not None else ()
-        return hidden_and_features(rows, wanted, model, pool.arriving_layers(), group, captures, last_tokens)
+        kv = pool.arriving_layers()
+        return hidden_and_features(rows, wanted, model, kv, group, captures, last_tokens, pool.routes)
 
 
 def sampled_tokens(rows: Sequence[Row]) -> list[int]:

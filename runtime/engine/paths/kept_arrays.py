@@ -28,7 +28,7 @@ from ..last_tokens import LastTokens
 from ..needs import Need
 from .path import EngineParts, Forward, Path, Sampled, next_sample
 
-_ROWS: frozenset[Need] = frozenset({"Row.follows", "Row.window_pages"})
+_ROWS: frozenset[Need] = frozenset({"Row.follows", "Row.window_pages", "Row.rope_offset"})
 
 
 class PageTableArray:
@@ -63,6 +63,7 @@ class _Memory(NamedTuple):
     sampling: tuple[Floats, Floats, Ints, Ints]  # temperatures, min_ps and draws of rows, and their tokens
     num_slots: int
     inputs: tuple[Any, ...]  # arguments of `decode_inputs`
+    angles: list[Floats]  # cosines and sines, [ropes, R, D]
     scratch: StepScratch
     settings: StepSettings
 
@@ -86,6 +87,7 @@ class KeptArrays(Path):
         self._memory: dict[tuple[int, int], _Memory] = {}  # by rows and kinds of slots
         self._now: _Memory | None = None
         self._longest = 0  # tokens of a row
+        self._rope_offsets: Ints | None = None  # of the rows; None: all are 0
         self._cos: Floats = np.empty((len(model.ropes), 0, model.config.head_dim), np.float32)
         self._sin = self._cos
         self._x_RE, self._logits_RV, self._angles = (np.empty((0, 0), np.float32) for _ in range(3))
@@ -152,6 +154,8 @@ class KeptArrays(Path):
         if num_slots == 2:
             is_new = self._window_pages.update([row.window_pages for row in rows]) or is_new
         tokens, positions = [row.tokens[0] for row in rows], [row.first_position for row in rows]
+        offsets = [row.rope_offset for row in rows]
+        self._rope_offsets = np.array(offsets) if any(offsets) else None
         self._longest = max(positions)
         if self._reserve_angles() or is_new:
             self._memory.clear()
@@ -196,6 +200,9 @@ class KeptArrays(Path):
         plans = decode_inputs(num_threads(), *memory.inputs)
         if not len(plans[0]):
             raise IndexError(f"a token of {tokens_2R[0].tolist()} is not in the vocabulary")
+        if self._rope_offsets is not None:  # which the loop does not know
+            turned_R = tokens_2R[1] + self._rope_offsets
+            memory.angles[0][:], memory.angles[1][:] = self._cos[:, turned_R], self._sin[:, turned_R]
         if not self._embeds:
             ids_R, positions_R = map(torch.from_numpy, tokens_2R)
             memory.x_RE[:] = model.embed(ids_R, positions_R).float().numpy()
@@ -248,4 +255,5 @@ class KeptArrays(Path):
         results = StepResults(None, empty, (), empty[None], logits_RV)
         settings = self.layers.settings(angles, slots_SR, scratch, results, tokens_2R[1])
         sampling = np.zeros(rows, np.float32), np.zeros(rows, np.float32), *np.zeros((2, rows), np.int64)
-        return _Memory(tokens_2R, x_RE, torch.from_numpy(logits_RV), sampling, num_slots, inputs, scratch, settings)
+        logits = torch.from_numpy(logits_RV)
+        return _Memory(tokens_2R, x_RE, logits, sampling, num_slots, inputs, angles, scratch, settings)

@@ -20,6 +20,7 @@ import torch
 from ....kernels import KvCache
 from ...models.decoder import Decoder
 from ...models.decoder_inputs import DecoderInputs
+from ...models.experts.routes import ExpertRoutes
 from ...models.parallel.group import Group, WaitSent
 from ...models.parallel.stage import MIN_MICRO_BATCH_TOKENS, num_micro_batches
 from ...scheduler.plan import Row
@@ -44,11 +45,12 @@ def hidden_and_features(
     group: Group,
     captures: Sequence[int],
     last_tokens: LastTokens = NO_LAST_TOKENS,
+    routes: ExpertRoutes | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `Decoder.hidden_and_features` on every stage at once. Stages other than the first return [0, E] and None.
-    `last_tokens` are as in `decoder_inputs`."""
+    `last_tokens` are as in `decoder_inputs`; `routes` record the tokens' experts, on one stage only."""
     if group.stage.size == 1:
-        inputs = decoder_inputs(rows, model, wanted, kv[0], last_tokens)
+        inputs = replace(decoder_inputs(rows, model, wanted, kv[0], last_tokens), routes=routes)
         return forward_on_stages(inputs, model, kv, group, captures)
     batches = micro_batches(rows, wanted, group.stage.size, least=MIN_MICRO_BATCH_TOKENS[model.device.type])
     hidden_OE, features = _StagedForward(model, kv, group, captures).run(
@@ -72,15 +74,15 @@ def forward_on_stages(
 def micro_batches(rows: Sequence[Row], wanted: np.ndarray, most: int, *, least: int) -> list[MicroBatch]:
     """Cut the rows' tokens into at most `most` parts of about the same size, of `least` tokens or more.
 
-    A part begins between rows, or, where none has a tree, within a row. The row's tokens before the cut are
-    computed by then, since every stage computes one part after the other.
+    A part begins between rows, or, where none has a tree or a picture that attends both ways, within a row. The row's
+    tokens before the cut are computed by then, since every stage computes one part after the other.
     """
     num_R = np.array([len(row.tokens) for row in rows])
     starts_R = np.cumsum(num_R) - num_R
     T = int(num_R.sum())
     count = num_micro_batches(T, most, least=least)
     bounds = [T * part // count for part in range(count + 1)]
-    if any(row.parents is not None for row in rows):
+    if any(row.parents is not None or any(part.picture.attends_both_ways for part in row.pictures) for row in rows):
         bounds = sorted({int(starts_R[np.abs(starts_R - bound).argmin()]) for bound in bounds[:-1]} | {0, T})
     batches = []
     for start, end in pairwise(bounds):
@@ -97,7 +99,13 @@ def _part(row: Row, start: int, end: int) -> Row | None:
         return None
     if end - start == len(row.tokens):
         return row
-    return msgspec.structs.replace(row, tokens=row.tokens[start:end], first_position=row.first_position + start)
+    return msgspec.structs.replace(
+        row,
+        tokens=row.tokens[start:end],
+        first_position=row.first_position + start,
+        rope_offset=row.rope_offset_at(start),
+        pictures=[part for each in row.pictures if (part := each.within(start, end)) is not None],
+    )
 
 
 class _StagedForward:
@@ -124,7 +132,7 @@ class _StagedForward:
         captures."""
         model, stage = self._model, self._group.stage
         if stage.has_ends:
-            stream = model.embed(inputs.ids_T, inputs.positions_T)
+            stream = inputs.with_pictures(model.embed(inputs.ids_T, inputs.positions_T))
         else:
             stream = self._group.receive(self._states(len(inputs.ids_T)), stage.index - 1)
         captured: dict[int, torch.Tensor] = {}

@@ -36,6 +36,7 @@ from ...protocol.sampling import (
 )
 from ..chat.input import ChatOptions
 from ..text.generation import MAX_SAMPLES
+from ..text.pictures import ImageSource
 from .peer_fields import PEER_FIELDS
 from .schema_warnings import note_misspelled
 
@@ -354,6 +355,8 @@ class GenerateBody(StreamedBody):
     token_ids_logprob: TokenIds | Many[TokenIds] | None = None
     return_text_in_logprobs: bool = False
     token_details: bool = False
+    return_routed_experts: bool | Many[bool] = False
+    routed_experts_start_len: Annotated[int, Field(ge=0)] | Many[Annotated[int, Field(ge=0)]] = 0
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
@@ -361,6 +364,27 @@ class GenerateBody(StreamedBody):
     session_params: SessionParams | None = None
     session_id: Text | None = None
     continued_tokens: Annotated[int, Field(ge=0)] | Many[Annotated[int, Field(ge=0)]] = 0
+    # Data URLs, base64 or URLs: of one prompt one or a list, of a batch a list with one or a list for each prompt.
+    image_data: Annotated[Text | Many[Text | Many[Text] | None] | None, described(type="null")] = None
+
+    def images(self, num_prompts: int) -> list[list[ImageSource]]:
+        """Return the images of each prompt, which its text or ids have places for. Raises RequestError."""
+        given = self.image_data
+        if not given:
+            return [[] for _ in range(num_prompts)]
+        if not self.is_batch:
+            given = [given] if isinstance(given, str) or any(isinstance(each, str) for each in given) else given
+        if isinstance(given, str) or len(given) != num_prompts:
+            message = f"image_data has an entry for each prompt, of which there are {num_prompts}"
+            raise RequestError(message, param="image_data")
+        lists: list[Any] = [[each] if isinstance(each, str) else each or [] for each in given]
+        if any(not isinstance(one, str) for each in lists for one in each):
+            raise RequestError("image_data: the images of a prompt are texts", param="image_data")
+        names = ["image_data"] if num_prompts == 1 else [f"image_data[{index}]" for index in range(num_prompts)]
+        return [
+            [ImageSource(one, f"{name}[{number}]") for number, one in enumerate(each)]
+            for name, each in zip(names, lists, strict=True)
+        ]
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError unless exactly one of `text` and `input_ids` is given."""
@@ -389,6 +413,13 @@ class GenerateBody(StreamedBody):
         if given and isinstance(given[0], list):
             return self.per_prompt("token_ids_logprob", num_prompts)
         return [given] * num_prompts  # type: ignore[list-item]
+
+    def routed_from(self, num_prompts: int) -> list[int | None]:
+        """Return the first token of each prompt whose experts are wanted; None: none are. Raises RequestError for a
+        list of another length."""
+        names = ("return_routed_experts", "routed_experts_start_len")
+        wanted, first = (self.per_prompt(name, num_prompts) for name in names)
+        return [start if is_wanted else None for is_wanted, start in zip(wanted, first, strict=True)]
 
     def per_prompt(self, field: str, num_prompts: int) -> list[Any]:
         """Return the value of `field` for each prompt. Raises RequestError for a list of another length."""

@@ -19,7 +19,7 @@ from .chat_messages import template_messages
 from .chunks import ChunkBuilder
 from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from .rendered import rendered_request
+from .rendered import prompt_ids, rendered_request
 from .usage import DraftCounts, Stopwatch, Usage
 
 
@@ -79,7 +79,7 @@ class ChatAnswers:
                 self._choice(body, chat, completion, index, watch) for index, completion in enumerate(completions)
             )
             usage = _usage(chat, completions)
-            ids: dict[str, Any] = {"prompt_token_ids": chat.prompt.tokens} if body.return_token_ids else {}
+            ids = prompt_ids(chat.prompt) if body.return_token_ids else {}
             if body.prompt_logprobs is not None:
                 values = completions[0].prompt_logprobs
                 ids["prompt_logprobs"] = prompt_logprobs(self._texts, values, body.prompt_logprobs)
@@ -134,7 +134,7 @@ class ChatAnswers:
             ]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
-                ids = {"prompt_token_ids": chat.prompt.tokens} if body.return_token_ids else {}
+                ids = prompt_ids(chat.prompt) if body.return_token_ids else {}
                 async for choice in choices:
                     yield chunks.chunk(choice) | ids
                     ids = {}
@@ -207,5 +207,6 @@ def _usage(chat: ChatRequest, completions: list[ChatCompletion]) -> Usage:
         cached=completions[0].num_cached_tokens,
         reasoning=sum(completion.num_reasoning_tokens for completion in completions),
         remembered=chat.num_remembered,
+        images=chat.prompt.num_image_tokens,
         drafts=DraftCounts.of(sequence for completion in completions for sequence in completion.sequences),
     )

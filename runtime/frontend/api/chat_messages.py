@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from ...protocol.errors import RequestError, did_you_mean
 from ...tokenizer.chat_template import JsonText
 from ..chat.renderer import RenderOptions
 from ..chat.template_forms import PART_MARK
 from ..core.sessions import RetentionHint, cache_control_seconds
+from ..text.pictures import PICTURE_MARK, ImageSource
 from .bodies import Body, Many, Text
 
 MAX_MESSAGES = 100_000
 TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image_url", "input_image")
 
 
 class EchoedBody(Body):
@@ -30,9 +32,19 @@ class EchoedBody(Body):
         return name in cls.echoed or super().is_neutral(name, value)
 
 
+class ImageUrl(Body):
+    """An image as a data URL, or as an URL from which the server may download it.
+
+    Every image is prepared as the model's own image processor says, which `detail` may ask for, but not change.
+    """
+
+    url: Text
+    detail: Literal["auto", "high", "low"] = "auto"
+
+
 class ContentPart(EchoedBody):
-    """One part of a message's content. `message_text` rejects types that the model cannot read, and unknown members of
-    the others."""
+    """One part of a message's content. `message_text` and `with_images` reject types that the model cannot read, and
+    unknown members of the others."""
 
     echoed = frozenset({"annotations", "logprobs"})
 
@@ -51,6 +63,34 @@ class ContentPart(EchoedBody):
     text: Text | None = None
     refusal: Text | None = None
     cache_control: dict[str, Any] | None = None
+    image_url: ImageUrl | Text | None = None
+    detail: Literal["auto", "high", "low"] | None = None
+
+    _where: str | None = PrivateAttr(default=None)  # the place of an image in another dialect's body
+
+    @classmethod
+    def of_image(cls, url: str, where: str) -> Self:
+        """Return the part that is an image at the place `where` of a body."""
+        return cls(type="image_url", image_url=ImageUrl.model_construct(url=url)).at(where)
+
+    def at(self, where: str) -> Self:
+        """Return the part, whose errors name the place `where` of another dialect's body."""
+        self._where = where
+        return self
+
+    def image(self, where: str) -> ImageSource:
+        """Return the image of a part at the place `where`. Raises RequestError for a part without one."""
+        where = self._where or where
+        given = self.image_url
+        if self.text is not None or self.refusal is not None:
+            raise RequestError(f"{where} is an image and has a text: give two parts", param=where)
+        if given is None:
+            raise RequestError(f"{where} is an image without image_url", param=where)
+        url, detail = (given, None) if isinstance(given, str) else (given.url, given.detail)
+        if "low" in (detail, self.detail):
+            message = f"{where}.detail: an image is prepared as the model's own settings say: leave it out, or say auto"
+            raise RequestError(message, param=f"{where}.detail")
+        return ImageSource(url, where)
 
 
 class CalledFunction(EchoedBody):
@@ -176,10 +216,15 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
         raise RequestError(f"{where} needs content", param="messages")
     if message.role == "tool" and message.tool_call_id is None:
         raise RequestError(f"{where} needs tool_call_id: which call does it answer?", param="messages")
+    if "images" in (message.model_extra or ()):
+        raise RequestError(f"unknown parameter {where}.images: an image is a part of content", param=f"{where}.images")
     given = message.model_dump(exclude_none=True)
     # Templates know system messages only; developer is OpenAI's newer name.
     given["role"] = "system" if message.role == "developer" else message.role
-    given["content"] = None if message.content is None else message_text(message.content, where, PART_MARK)
+    if has_images(message.content):
+        given["content"], given["images"] = with_images(message.content, where)
+    else:
+        given["content"] = None if message.content is None else message_text(message.content, where, PART_MARK)
     if message.tool_calls:
         given["tool_calls"] = [
             _for_call(call, f"{where}.tool_calls[{number}].function.arguments")
@@ -201,23 +246,55 @@ def retention_hints(messages: Sequence[Message]) -> list[RetentionHint]:
     ]
 
 
+def data_url(base64: str) -> str:
+    """Return the data URL of an image in base64: one that begins as an address does is none."""
+    return f"data:;base64,{base64}"
+
+
+def has_images(content: Any) -> TypeGuard[list[ContentPart]]:
+    """Return True if a part of a message's content is an image."""
+    return isinstance(content, list) and any(part.type in IMAGE_PARTS for part in content)
+
+
+def with_images(content: Sequence[ContentPart], where: str) -> tuple[str, list[ImageSource]]:
+    """Return the text of a content, with a mark for each image between its parts, and the images. Raises RequestError
+    for other parts."""
+    texts, images = [], []
+    for index, part in enumerate(content):
+        if part.type in IMAGE_PARTS:
+            images.append(part.image(f"{where}.content[{index}]"))
+            _check_extra(part, f"{where}.content[{index}]")
+            texts.append(PICTURE_MARK)
+        else:
+            texts.append(_part_text(part, where, index).replace(PICTURE_MARK, ""))
+    return PART_MARK.join(texts), images
+
+
 def message_text(content: str | list[ContentPart] | None, where: str, between: str = "\n") -> str:
     """Return the text of a message's content, with `between` between its parts. Raises RequestError for parts that are
     not text."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
-    for index, part in enumerate(content):
-        text = part.text if part.type in TEXT_PARTS else part.refusal if part.type == "refusal" else None
-        if text is None:
-            is_text = part.type in TEXT_PARTS
-            wrong = "without text" if is_text else f"of type {part.type!r}: this model reads text only"
-            raise RequestError(f"{where} has a part {wrong}", param=where.partition("[")[0])
-        for name in part.model_extra or ():
-            place = f"{where}.content[{index}].{name}"
-            raise RequestError(f"unknown parameter {place}{did_you_mean(name, ContentPart.model_fields)}", param=place)
-        texts.append(text)
-    return between.join(texts)
+    return between.join([_part_text(part, where, index) for index, part in enumerate(content)])
+
+
+def _part_text(part: ContentPart, where: str, index: int) -> str:
+    text = part.text if part.type in TEXT_PARTS else part.refusal if part.type == "refusal" else None
+    if text is None:
+        is_text = part.type in TEXT_PARTS
+        wrong = "without text" if is_text else f"of type {part.type!r}: this model reads text only"
+        raise RequestError(f"{where} has a part {wrong}", param=where.partition("[")[0])
+    _check_extra(part, f"{where}.content[{index}]")
+    for name in ("image_url", "detail"):
+        if getattr(part, name) is not None:
+            raise RequestError(f"{where}.content[{index}] is no image and has {name}", param=where.partition("[")[0])
+    return text
+
+
+def _check_extra(part: ContentPart, where: str) -> None:
+    for name in part.model_extra or ():
+        place = f"{where}.{name}"
+        raise RequestError(f"unknown parameter {place}{did_you_mean(name, ContentPart.model_fields)}", param=place)
 
 
 def _for_call(call: PastCall, where: str) -> dict[str, Any]:

@@ -62,12 +62,64 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool = False
 
 
+_TOKEN, _PATTERN, _WHOLE_PATTERN = 0, 2, 3  # types of triggers, beside words
+_ANYWHERE = re.compile(r"\^?\[\\s\\S\]\*\?\((?!\?)(.+)\)\[\\s\\S\]\*\$?", re.DOTALL)  # any text, a group, any text
+
+
 class GrammarTrigger(Body):
-    """llama-server's trigger of a lazy grammar. `type` 1 is a word; 0 is a token, 2 and 3 are patterns."""
+    """llama-server's trigger of a lazy grammar: `type` 0 is a token, 1 a word, 2 a pattern, 3 one of the whole text.
+
+    The grammar begins at the first group of a pattern of the whole text.
+    """
 
     type: Annotated[int, Field(ge=0, le=3)]
-    value: Text
-    token: int | None = None
+    value: Text = ""
+    token: Annotated[int, Field(ge=0, lt=1_000_000_000)] | None = None
+
+    def mistake(self) -> str | None:
+        """Return what is wrong with the trigger; None if nothing is."""
+        if self.type == _WHOLE_PATTERN and self.pattern is None:
+            return (
+                "a pattern of the whole text, type 3, must be [\\s\\S]*?(...)[\\s\\S]* with one group that begins the "
+                "grammar: give that as type 2"
+            )
+        if self.type == _TOKEN:
+            return "a trigger of type 0 needs the number of its token" if self.token is None else None
+        return None if self.value else "a trigger of type 1 or 2 needs a value"
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern of what begins the grammar, wherever it is; None if the trigger has none."""
+        if self.type != _WHOLE_PATTERN:
+            return self.value if self.type == _PATTERN else None
+        found = _ANYWHERE.fullmatch(self.value)
+        return found[1] if found is not None and _is_balanced(found[1]) else None
+
+    def written(self, grammar: str) -> str:
+        """Return the trigger as an argument of `Lazy`. A grammar may name a token by its text or by its number."""
+        if self.type == _TOKEN:
+            name = self.value if re.fullmatch(r"<[^\[>\r\n][^>\r\n]*>", self.value) and self.value in grammar else ""
+            return f"<[{self.token}]>" + (f", {name}" if name else "")
+        text = self.value if self.pattern is None else self.pattern
+        quoted = '"' + "".join(f"\\U{ord(letter):08x}" for letter in text) + '"'
+        return quoted if self.pattern is None else f"Regex({quoted})"
+
+
+def _is_balanced(pattern: str) -> bool:
+    """Return True if every group that the pattern closes was opened in it, and every one that it opens is closed."""
+    depth, is_escaped, is_in_class = 0, False, False
+    for letter in pattern:
+        if is_escaped or letter == "\\":
+            is_escaped = not is_escaped
+        elif is_in_class:
+            is_in_class = letter != "]"
+        elif letter == "[":
+            is_in_class = True
+        elif letter in "()":
+            depth += 1 if letter == "(" else -1
+            if depth < 0:
+                return False
+    return not (depth or is_escaped or is_in_class)
 
 
 class RequestedConstraint(NamedTuple):
@@ -134,7 +186,8 @@ class ConstraintFields(RequestBody):
         return "compact" if of_vllm or self.constrained_json_disable_any_whitespace else self.json_whitespace
 
     def _grammar(self) -> str | None:
-        """Return llama.cpp's grammar, behind free text if it is lazy. Raises RequestError for triggers but words."""
+        """Return llama.cpp's grammar, behind free text if it is lazy. Raises RequestError for triggers that no `Lazy`
+        has."""
         if not self.grammar_lazy:
             return self.grammar or None  # triggers say nothing then, as in llama-server
         if not self.grammar:
@@ -142,12 +195,11 @@ class ConstraintFields(RequestBody):
         if not self.grammar_triggers:
             raise RequestError("grammar_lazy needs grammar_triggers", param="grammar_triggers")
         for index, trigger in enumerate(self.grammar_triggers):
-            if trigger.type != 1 or not trigger.value:
-                raise RequestError(
-                    "a trigger is a word, type 1; for a token write TokenTagDispatch in the grammar",
-                    param=f"grammar_triggers[{index}]",
-                )
-        return lazy_grammar(self.grammar, [trigger.value for trigger in self.grammar_triggers])
+            if (wrong := trigger.mistake()) is not None:
+                raise RequestError(wrong, param=f"grammar_triggers[{index}]")
+        if len({trigger.type == _TOKEN for trigger in self.grammar_triggers}) > 1:
+            raise RequestError("triggers are all tokens, or all words and patterns", param="grammar_triggers")
+        return lazy_grammar(self.grammar, [trigger.written(self.grammar) for trigger in self.grammar_triggers])
 
     def _requested(self) -> list[RequestedConstraint]:
         structured = self.structured_outputs or StructuredOutputs()
@@ -175,16 +227,15 @@ class ConstraintFields(RequestBody):
 _NAMES_AND_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|<[^>\n]*>|[A-Za-z0-9_-]+')
 
 
-def lazy_grammar(text: str, words: Sequence[str]) -> str:
-    """Return a grammar in GBNF of free text without some words, and then perhaps a text of the given grammar.
+def lazy_grammar(text: str, triggers: Sequence[str]) -> str:
+    """Return a grammar in GBNF of free text without some triggers, and then perhaps a text of the given grammar.
 
     Its rule `root` gets another name of the same length, so that positions in errors stay.
     """
     used = set(_NAMES_AND_TEXTS.findall(text))
     name = next(f"{first}oot" for first in "abcdefghijklmnopqstuvwxyz" if f"{first}oot" not in used)
     renamed = _NAMES_AND_TEXTS.sub(lambda found: name if found[0] == "root" else found[0], text)
-    quoted = ", ".join('"' + "".join(f"\\U{ord(letter):08x}" for letter in word) + '"' for word in words)
-    return f"{renamed}\nroot ::= Lazy({quoted}, {name})\n"
+    return f"{renamed}\nroot ::= Lazy({', '.join(triggers)}, {name})\n"
 
 
 def _given_option(fields: ConstraintFields) -> str | None:

@@ -1,16 +1,17 @@
-"""Answers of `/v1/embeddings`: a decoder's final hidden states as vectors of texts."""
+"""Answers of `/v1/embeddings`: final hidden states as vectors of texts."""
 
 from __future__ import annotations
 
 import array
 import base64
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...protocol.core import ModelInfo, Pooling, RequestOptions
+from ...models.errors import CheckpointError
+from ...models.sentence_files import stored_pooling
+from ...protocol.core import EncoderOutput, ModelInfo, Pooling, RequestOptions
 from ...protocol.errors import RequestError
 from ..text.embedding import Embedded, embed, l2_normalised
 from ..text.generation import Generator
@@ -78,8 +79,10 @@ class EmbeddingAnswers:
         }
 
     async def _embed(self, body: EmbeddingBody, info: ModelInfo, adapter: str | None) -> list[Embedded]:
+        # An encoder with a head gives no embeddings, however they were pooled.
+        given = None if info.encoder == "head" else body.pooling
+        pooling = given or checkpoint_pooling(info)
         prompts = [await self._token_ids(text, body.add_special_tokens) for text in body.inputs()]
-        pooling = body.pooling or checkpoint_pooling(Path(info.path))
         core = self._generator.core
         options = RequestOptions(namespace=body.cache_salt, priority=body.priority, adapter=adapter)
         with name_prompt_field("input"):
@@ -100,7 +103,29 @@ def _encode(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:
     return values.tolist() if body.encoding_format == "float" else base64.b64encode(values.tobytes()).decode()
 
 
-def checkpoint_pooling(folder: Path) -> Pooling:
-    """Return the checkpoint's pooling mode, in the layout of sentence-transformers."""
-    path = folder / "1_Pooling" / "config.json"
-    return "mean" if path.is_file() and json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens") else "last"
+def checkpoint_pooling(info: ModelInfo) -> EncoderOutput:
+    """Return the checkpoint's pooling mode, in the layout of sentence-transformers.
+
+    Raises RequestError for a model that gives no embeddings, and for a mode that is not computed.
+    """
+    if info.encoder == "head":
+        raise RequestError(
+            f"{info.architecture} is an encoder with a classification head: it gives labels at /classify, no "
+            "embeddings",
+            param="model",
+            code="not_supported",
+        )
+    if info.encoder is not None:
+        return info.encoder
+    try:
+        mode = stored_pooling(Path(info.path))
+    except CheckpointError as error:
+        raise RequestError(f"{error}: give pooling last or mean", param="pooling") from None
+    if mode not in _POOLING:
+        raise RequestError(
+            f"the checkpoint pools by {mode}, which is not computed: give pooling last or mean", param="pooling"
+        )
+    return _POOLING[mode]
+
+
+_POOLING: dict[str | None, Pooling] = {"mean": "mean", "lasttoken": "last", None: "last"}

@@ -20,9 +20,10 @@ def stop_reason(finish: Finish, sampling: SamplingParams) -> str | int | None:
 
 
 def finish_fields(finish: Finish, sampling: SamplingParams) -> dict[str, Any]:
-    """Return the fields of a choice that say why it ended. `matched_stop`, SGLang's, holds the model's own end too."""
+    """Return the fields of a choice that say how it ended. `matched_stop`, SGLang's, holds the model's own end too."""
     return {
         "finish_reason": finish_reason(finish),
         "stop_reason": stop_reason(finish, sampling),
         "matched_stop": finish.matched,
+        **finish.named_captures,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -9,17 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ...protocol.core import Finish
 from ...protocol.errors import RequestError
 from ...protocol.sampling import LogprobParams, TokenLogprob
+from ...tokenizer.image_processors import PreparedPicture
 from ...tokenizer.interface import Tokenizer
 from ..core.client import new_rid
 from ..core.sessions import requested_session
+from ..text.encoding import PromptSegment
 from ..text.generation import Generator, Prompt, SampleStream
 from ..text.merge import merge
 from ..text.named_fields import name_prompt_field
 from ..text.offload import cooperative_iter
+from ..text.pictures import ImageSource, placed, with_pictures
 from .bodies import MAX_BATCH, GenerateBody, logprob_params, require_adapter
 from .logprobs import TokenTexts, token_entry
 from .usage import DraftCounts
@@ -37,6 +42,7 @@ def answer(
         "prompt_tokens": len(prompt.tokens),
         "completion_tokens": len(sample.output_ids),
         "cached_tokens": sample.num_cached,
+        **({"image_tokens": prompt.num_image_tokens} if prompt.options.pictures else {}),
     }
     if (wanted := prompt.options.logprobs) is not None:
         meta |= _logprobs(tokenizer, prompt, wanted, sample, with_texts)
@@ -46,6 +52,7 @@ def answer(
     if sample.generated is not None:
         sequence = sample.generated.sequence
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
+        meta |= sequence.finish.named_captures
         meta["e2e_latency"] = sequence.seconds
         meta |= sequence.version_facts
         meta["num_retractions"] = sequence.num_retractions
@@ -54,6 +61,9 @@ def answer(
         meta["spec_accept_histogram"] = sequence.accepted_lengths
         drafts = DraftCounts.of([sequence])
         meta |= {"spec_draft_token_num": drafts.guessed, "spec_accept_token_num": drafts.accepted}
+        if (routes := sequence.routes) is not None:
+            experts = np.frombuffer(routes.experts, "<i2").astype("<i4")
+            meta["routed_experts"] = base64.b64encode(experts).decode()
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
             meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}
@@ -178,10 +188,11 @@ class GenerateAnswers:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
         for name in {*body.per_prompt("lora_path", num)} - {None}:
             require_adapter(self._generator.core.require_info(), name)
-        continued = body.per_prompt("continued_tokens", num)
+        continued, extra_keys = (body.per_prompt(name, num) for name in ("continued_tokens", "extra_key"))
         # Before tokenisation: the check is cheap, and often fails.
         params = [part.params(after) for part, after in zip(sampling, continued, strict=True)]
-        tokens = [await self.tokens(prompt) for prompt in prompts]
+        images = [await self._pictures(each, key) for each, key in zip(body.images(num), extra_keys, strict=True)]
+        tokens = [await self.tokens(prompt, each) for prompt, each in zip(prompts, images, strict=True)]
         fallback_rid = new_rid()
         session = body.session_id or (None if body.session_params is None else body.session_params.id)
         return [
@@ -189,22 +200,24 @@ class GenerateAnswers:
                 fallback_rid if rid is None else rid,
                 Prompt(
                     tokens=ids,
-                    sampling=sampling_params,
+                    sampling=drawn,
                     options=msgspec.structs.replace(
                         body.delivery(),
                         logprobs=logprob_params(wanted, start, num_top, of, len(ids), details=body.token_details),
                         priority=priority,
-                        namespace=extra_key or "",
+                        namespace=key or "",
                         continued=after,
                         adapter=lora,
+                        routed_from=routed,
+                        pictures=placed(shown, ids, self._generator.tokenizer),
                     ),
                     session=requested_session(session),
                     name=rid,
                 ),
                 part.n,
             )
-            for ids, sampling_params, part, after, wanted, start, num_top, of, rid, priority, extra_key, lora in zip(
-                tokens,
+            for (ids, shown), drawn, part, after, wanted, start, num_top, of, rid, priority, key, lora, routed in zip(
+                zip(tokens, images, strict=True),
                 params,
                 sampling,
                 continued,
@@ -212,14 +225,21 @@ class GenerateAnswers:
                 body.logprob_token_ids(num),
                 body.per_prompt("rid", num),
                 body.per_prompt("priority", num),
-                body.per_prompt("extra_key", num),
+                extra_keys,
                 body.per_prompt("lora_path", num),
+                body.routed_from(num),
                 strict=True,
             )
         ]
 
-    async def tokens(self, prompt: str | list[int]) -> list[int]:
-        """Return the ids of a prompt. Raises RequestError."""
+    async def tokens(self, prompt: str | list[int], pictures: Sequence[PreparedPicture] = ()) -> list[int]:
+        """Return the ids of a prompt with pictures. Raises RequestError."""
         if isinstance(prompt, list):
             return prompt
-        return await self._generator.encoder.encode_prompt(prompt, param="text")
+        segments = with_pictures([PromptSegment(prompt, trusted=True)], pictures)
+        return await self._generator.encoder.encode_async(segments, at_start=True, param="text")
+
+    async def _pictures(self, sources: Sequence[ImageSource], extra_key: str | None) -> list[PreparedPicture]:
+        if not sources:
+            return []
+        return await self._generator.pictures("image_data").prepare(sources, extra_key or "")

@@ -113,6 +113,7 @@ def token_entry(
         own |= {
             "id": value.id,
             "masked_logprob": max(details.masked_logprob, MIN_LOGPROB),
+            "drawn_logprob": max(details.drawn_logprob, MIN_LOGPROB),
             "allowed_mass": details.allowed_mass,
             "num_allowed": details.num_allowed,
             "entropy": details.entropy,

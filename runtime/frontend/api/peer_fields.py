@@ -163,7 +163,6 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
     "the models read and write text": (
         "audio",
         "audio_data",
-        "image_data",
         "images_config",
         "max_dynamic_patch",
         "media_io_kwargs",
@@ -173,6 +172,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "use_audio_in_video",
         "video_data",
     ),
+    "images of chats stand in their messages": ("image_data",),
     "a prompt is text or token ids": ("input_embeds", "prompt_embeds"),
     "the server runs no tools and searches nothing": ("max_tool_calls", "web_search_options"),
     "the server runs no code of its clients": (
@@ -226,12 +226,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "mirostat_tau",
     ),
     "log-probabilities are of the model's own distribution": ("post_sampling_probs",),
-    "the core keeps no hidden states and routes of experts for clients": (
-        "return_entropy",
-        "return_hidden_states",
-        "return_routed_experts",
-        "routed_experts_start_len",
-    ),
+    "the core keeps no hidden states for clients": ("return_entropy", "return_hidden_states"),
     "only some routes have it": (
         "add_generation_prompt",
         "chat_template",
@@ -246,9 +241,11 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "min_tokens",
         "prompt_logprobs",
         "request_id",
+        "return_routed_experts",
         "return_token_ids",
         "return_tokens_as_token_ids",
         "rid",
+        "routed_experts_start_len",
         "separate_reasoning",
         "thinking_token_budget",
         "truncate_prompt_tokens",

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ...protocol.core import ModelInfo, RequestOptions
 from ...protocol.errors import RequestError
+from ...tokenizer.encoder import EncodedTexts
 from ..core.client import new_rid
 from ..text.generation import Generator
 from ..text.named_fields import name_prompt_field
@@ -167,7 +168,7 @@ class RelevanceAnswers:
             for given in body.inputs()
         ]
         with name_prompt_field("input"):
-            found = await self._model.logits(prompts, options)
+            found = await self._model.logits([EncodedTexts(ids, []) for ids in prompts], options)
         data = []
         for index, each in enumerate(found):
             probs = each.probabilities(independent=self._model.independent) if body.use_activation else each.logits

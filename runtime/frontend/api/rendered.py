@@ -1,4 +1,5 @@
-"""Answers of the routes `.../render`: a request as it would go to the core, in vLLM's form."""
+"""Prompts in answers: their ids, and for the routes `.../render` the request as it would go to the core, in
+vLLM's form."""
 
 from __future__ import annotations
 
@@ -14,12 +15,19 @@ _SAME = (
 ).split()
 
 
+def prompt_ids(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt's ids, and [first, end) of the tokens of each of its images."""
+    pictures = prompt.options.pictures
+    places = [[picture.runs[0].first, picture.end] for picture in pictures]
+    return {"prompt_token_ids": prompt.tokens} | ({"prompt_image_places": places} if pictures else {})
+
+
 def rendered_request(request_id: str, model: str, body: GenerationFields, prompt: Prompt) -> dict[str, Any]:
     """Return a prompt's tokens and its sampling parameters by vLLM's names."""
     return {
         "request_id": request_id,
         "token_ids": prompt.tokens,
-        "features": None,  # of images, which no model here reads
+        "features": None,  # of images, which are not told
         "sampling_params": _params(prompt.sampling, body.n),
         "model": model,
         "stream": body.stream,

@@ -117,6 +117,12 @@ class ScoreAnswers:
             return await self.relevance.score(pairs, options, raw=not body.use_activation, instruction=body.instruction)
         if body.has_labels:
             return await self._label_scores(body, info, adapter)
+        if info.encoder is not None:
+            raise RequestError(
+                f"{info.architecture} is an encoder, in which no text continues another: give two texts to compare",
+                param="continuations",
+                code="not_supported",
+            )
         batch = await self._batch(body)
         scored = await score(self._generator.core, batch, RequestOptions(namespace=body.cache_salt, adapter=adapter))
         num_prompt = sum(part.prompt_tokens for part in scored)

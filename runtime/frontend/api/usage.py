@@ -35,7 +35,8 @@ NO_DRAFTS = DraftCounts()
 class Usage:
     """Numbers of tokens: `cached` of the prompt's, `reasoning` of the completion's; and how these were drafted.
 
-    `remembered` of the prompt's are ids that were generated in earlier answers; None: the route has no history.
+    `images` of the prompt's stand for images. `remembered` of the prompt's are ids that were generated in earlier
+    answers; None: the route has no history.
     """
 
     prompt: int
@@ -43,6 +44,7 @@ class Usage:
     cached: int
     reasoning: int = 0
     remembered: int | None = None
+    images: int = 0
     drafts: DraftCounts = NO_DRAFTS
 
     def as_json(self) -> dict[str, Any]:
@@ -51,7 +53,8 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached}
-            | ({} if self.remembered is None else {"remembered_tokens": self.remembered}),
+            | ({} if self.remembered is None else {"remembered_tokens": self.remembered})
+            | ({"image_tokens": self.images} if self.images else {}),
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning,
                 "accepted_prediction_tokens": self.drafts.accepted,

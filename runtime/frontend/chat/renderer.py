@@ -173,6 +173,8 @@ def _check_fields(messages: Sequence[Mapping[str, Any]], chat: ChatTemplate | No
     """Raise RequestError for a field that the template, or a request's own one, does not read."""
     for index, message in enumerate(messages):
         for name in message.keys() - MESSAGE_FIELDS:
+            if name == "images":
+                raise RequestError(f"messages[{index}]: this route takes no images", param="messages")
             if own is not None and re.search(rf"\b{re.escape(name)}\b", own):
                 continue
             read = frozenset() if chat is None else chat.message_fields

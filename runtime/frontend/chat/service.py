@@ -5,7 +5,7 @@ Shared by chat, responses and constrained answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,12 +14,14 @@ import msgspec
 
 from ...protocol.config import ReasoningFormatName, ToolCallReading, ToolFormatName
 from ...protocol.errors import RequestError
+from ...tokenizer.image_processors import PreparedPicture
 from ..core.journal import Journal
 from ..core.sessions import core_retention
-from ..text.encoding import completion_token_limit
+from ..text.encoding import PromptSegment, completion_token_limit
 from ..text.generation import Generator, Prompt
 from ..text.merge import gather_or_cancel
 from ..text.named_fields import name_constraint_field
+from ..text.pictures import ImageSource, placed, with_pictures
 from . import harmony
 from .channel_completion import ChannelCompletion
 from .completion import ChatCompletion
@@ -91,6 +93,7 @@ class ChatService:
 
     async def request(self, asked: ChatInput) -> ChatRequest:
         """Render and tokenise the messages, and build the request. Raises RequestError."""
+        self.generator.check_generates()
         options = None
         if asked.tools is not None:
             reads_bare = self.reads_bare(asked.chat.tool_calls) and not asks_to_be_shown(asked.messages)
@@ -98,14 +101,17 @@ class ChatService:
                 ToolCallOptions(format=self.tool_format, reads_bare=reads_bare, **vars(asked.tools))
             )
         encoder, truncation = self.generator.encoder, asked.truncation
+        changed = _MESSAGE_CHANGES.get(self.tool_format.name, list)(asked.messages)
+        messages, pictures = await self._pictures(changed, asked)
         bound = truncation.bound if truncation else await encoder.prompt_bound(asked.prompt_field, asked.limit[0])
         segments = await self.renderer.render_aside(
             encoder,
-            _MESSAGE_CHANGES.get(self.tool_format.name, list)(asked.messages),
+            messages,
             asked.rendering,
             bound=bound,
             tools=None if options is None else self._template_tools(options),
         )
+        segments = with_pictures(segments, pictures)
         exact_history = asked.chat.exact_history
         if exact_history is None:
             exact_history = self._uses_history and not asked.has_seed
@@ -128,12 +134,8 @@ class ChatService:
         if options is not None and not options.strict and may_reason and not may_be_forced:
             # Stages would force the model to reason, which the client did not ask for.
             options = replace(options, constrained=False)
-        prompt = self._prompt(tokens, asked)
-        if asked.retain:
-            retain = core_retention(asked.retain, "".join(part for part, _ in segments), len(tokens))
-            prompt = replace(prompt, options=msgspec.structs.replace(prompt.options, retain=retain))
         return ChatRequest(
-            prompt=prompt,
+            prompt=self._whole_prompt(tokens, asked, segments, pictures),
             constraint_field=None if asked.constraint is None else asked.constraint[1],
             reasoning=reasoning,
             may_reason=may_reason,
@@ -143,6 +145,36 @@ class ChatService:
             place=self._place(tail, is_continued) if self._has_channels else None,
             conversation=conversation,
         )
+
+    def _whole_prompt(
+        self,
+        tokens: list[int],
+        asked: ChatInput,
+        segments: Sequence[PromptSegment],
+        pictures: Sequence[PreparedPicture],
+    ) -> Prompt:
+        """Return the prompt with its pictures, and with how long it is to be kept."""
+        prompt = self._prompt(tokens, asked)
+        changes: dict[str, Any] = {}
+        if asked.retain:
+            changes["retain"] = core_retention(asked.retain, "".join(part for part, _ in segments), len(tokens))
+        if pictures:
+            changes["pictures"] = placed(pictures, tokens, self.generator.tokenizer)
+        return replace(prompt, options=msgspec.structs.replace(prompt.options, **changes)) if changes else prompt
+
+    async def _pictures(
+        self, messages: Sequence[Mapping[str, Any]], asked: ChatInput
+    ) -> tuple[Sequence[Mapping[str, Any]], list[PreparedPicture]]:
+        """Return the messages without their images, and the images prepared, in order."""
+        sources: list[ImageSource] = [source for message in messages for source in message.get("images", ())]
+        if not sources:
+            return messages, []
+        pictures = self.generator.pictures(sources[0].where)
+        if asked.truncation is not None:
+            message = "a prompt with images cannot be truncated: leave truncate_prompt_tokens out"
+            raise RequestError(message, param="truncate_prompt_tokens")
+        stripped = [{name: value for name, value in each.items() if name != "images"} for each in messages]
+        return stripped, await pictures.prepare(sources, asked.options.namespace)
 
     def _template_tools(self, tools: CallableTools) -> Sequence[dict[str, Any]]:
         """Return the tools for the chat template."""

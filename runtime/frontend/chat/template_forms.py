@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from ...protocol.errors import RequestError
 from ...tokenizer.chat_template import ChatTemplate, JsonText
+from ..text.pictures import PICTURE_MARK
 
 PART_MARK = "\ue012"  # between the parts of a content that was a list; private use
+PICTURE_PART: Mapping[str, Any] = {"type": "image"}
 _TOOL = {
     "type": "function",
     "function": {"name": "zq", "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -75,14 +77,49 @@ def _rendered_call(
 
 
 def with_parts(message: Mapping[str, Any], chat: ChatTemplate | None) -> dict[str, Any]:
-    """Return the message with content in parts as the template takes it: as a list, else as lines of one text."""
+    """Return the message with content in parts as the template takes it: as a list, else as lines of one text. A part
+    that is PICTURE_MARK is an image; where the template writes none, the mark stays."""
     content = message.get("content")
-    if not isinstance(content, str) or PART_MARK not in content:
+    if not isinstance(content, str) or (PART_MARK not in content and PICTURE_MARK not in content):
         return dict(message)
     texts = content.split(PART_MARK)
-    if chat is None or not _takes_parts(chat, message["role"]):
+    takes = takes_pictures if PICTURE_MARK in texts else _takes_parts
+    if chat is None or not takes(chat, message["role"]):
         return {**message, "content": "\n".join(texts)}
-    return {**message, "content": [{"type": "text", "text": text} for text in texts]}
+    parts = [PICTURE_PART if text == PICTURE_MARK else {"type": "text", "text": text} for text in texts]
+    return {**message, "content": parts}
+
+
+def takes_pictures(chat: ChatTemplate, role: str) -> bool:
+    """Return True if the template writes something for an image in a message of the role, there or before all texts."""
+    return _with_and_without_picture(chat, role) is not None
+
+
+@lru_cache(maxsize=32)
+def picture_text(chat: ChatTemplate, role: str) -> str | None:
+    """Return what the template writes for an image between texts; None: nothing there, or it takes no such message."""
+    if (found := _with_and_without_picture(chat, role)) is None:
+        return None
+    between, own = (text.partition("zqa")[2].partition("zqb")[0] for text in found)
+    return own.removesuffix(between) or None
+
+
+@lru_cache(maxsize=32)
+def _with_and_without_picture(chat: ChatTemplate, role: str) -> tuple[str, str] | None:
+    """Return two texts without and with an image between them, rendered; None: the template takes no such message."""
+    around = [{"type": "text", "text": "zqa"}, {"type": "text", "text": "zqb"}]
+    with_image = [around[0], PICTURE_PART, around[1]]
+    before = [_QUESTION] if role == "assistant" else []
+    after = [_QUESTION] if role == "system" else []
+    try:
+        plain, rendered = (
+            chat.render([*before, {"role": role, "content": content}, *after]) for content in (around, with_image)
+        )
+    except RequestError:
+        return None
+    if plain == rendered or "'zqa'" in rendered or '"zqa"' in rendered:
+        return None
+    return plain, rendered
 
 
 @lru_cache(maxsize=32)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,7 +50,17 @@ from ...protocol.core import (
 )
 from ...protocol.errors import ErrorInfo, RequestError, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
-from ...protocol.sampling import RunningRequests, UpdateWeights, WeightsChanged
+from ...protocol.sampling import (
+    InitWeightsGroup,
+    LeaveWeightsGroup,
+    MemoryTag,
+    ReceiveWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    RunningRequests,
+    UpdateWeights,
+    WeightsChanged,
+)
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .loop_socket import LoopSocket
 from .request_metrics import RequestMetrics, RequestObserver
@@ -62,6 +72,19 @@ logger = logging.getLogger("ramiform.frontend")
 def new_rid() -> str:
     """Return a unique request id."""
     return secrets.token_hex(16)
+
+
+def announced(
+    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> list[tuple[str, str, list[int]]]:
+    """Return name, dtype and shape of each tensor of an update. Raises RequestError if their numbers differ."""
+    if not len(names) == len(dtypes) == len(shapes):
+        raise RequestError(
+            f"each tensor has a name, a dtype and a shape: got {len(names)}, {len(dtypes)} and {len(shapes)}",
+            param="names",
+        )
+    plain = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return [(name, dtype, list(shape)) for name, dtype, shape in zip(names, plain, shapes, strict=True)]
 
 
 class TokenStream:
@@ -264,6 +287,44 @@ class CoreClient:
         made = (await self._call(UpdateWeights(next(self._calls), path, running, version))).weight_version
         assert made is not None
         return made
+
+    async def release_memory(self, tags: Sequence[MemoryTag], running: RunningRequests) -> None:
+        """Give memory back once running requests have made room. Raises RequestError when it cannot be."""
+        await self._call(ReleaseMemory(next(self._calls), list(tags), running))
+
+    async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Take memory again. Raises RequestError, still asleep, when the weights cannot be loaded."""
+        await self._call(ResumeMemory(next(self._calls), list(tags)))
+
+    async def init_weights_group(self, group: str, address: str, port: int, rank_offset: int, world_size: int) -> None:
+        """Join a trainer's group. Raises RequestError when it does not come together."""
+        await self._call(InitWeightsGroup(next(self._calls), group, address, port, rank_offset, world_size))
+
+    async def receive_weights(
+        self,
+        group: str,
+        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        running: RunningRequests,
+        version: str | None,
+    ) -> str:
+        """Serve tensors, each with its name, dtype and shape, that a trainer broadcasts; return their version. Raises
+        RequestError as `update_weights`."""
+        message = ReceiveWeights(
+            next(self._calls),
+            group,
+            [name for name, _, _ in tensors],
+            [dtype for _, dtype, _ in tensors],
+            [list(shape) for _, _, shape in tensors],
+            running,
+            version,
+        )
+        made = (await self._call(message)).weight_version
+        assert made is not None
+        return made
+
+    async def leave_weights_group(self, group: str) -> None:
+        """Leave a trainer's group. Raises RequestError if there is none."""
+        await self._call(LeaveWeightsGroup(next(self._calls), group))
 
     @property
     def num_live(self) -> int:

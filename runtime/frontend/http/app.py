@@ -40,6 +40,7 @@ from .native.adapters import AdaptersApi
 from .native.admin import AdminApi
 from .native.drain import DrainApi
 from .native.generate import NativeApi
+from .native.memory import MemoryApi
 from .native.metrics import MetricsApi
 from .native.parsing import ParsingApi
 from .native.pause import PauseApi
@@ -125,6 +126,7 @@ def create_app(
         AdaptersApi(generator.core),
         PauseApi(generator.core, peers),
         WeightsApi(generator.core),
+        MemoryApi(generator.core),
         DrainApi(generator.core, peers, sessions, config.drain_seconds),
         ParsingApi(chat_service),
         TokenizationApi(generator, chat_service.renderer),

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import ErrorInfo, RamiformError
+from ...protocol.sampling import ASLEEP
 from ..api.validation import NotFoundError, explain_validation_error, printable
 from .dialects import ANTHROPIC, dialect_of
 
@@ -62,7 +63,7 @@ _DESCRIPTIONS = {
     413: "The body is too long.",
     429: "Too many requests wait, or run for this key. See Retry-After.",
     500: "An internal error. The log has the details.",
-    503: "The model is loading, or has ended. See Retry-After.",
+    503: "The model is loading, sleeps, or has ended. See Retry-After.",
     504: "The answer took longer than the server's time limit.",
 }
 
@@ -92,7 +93,9 @@ def error_body(
 
 def error_status(error: RamiformError) -> tuple[int, ErrorInfo]:
     info = ErrorInfo.of(error)
-    return 404 if isinstance(error, NotFoundError) else ERROR_STATUS[info.kind], info
+    if isinstance(error, NotFoundError):
+        return 404, info
+    return 503 if info.code == ASLEEP else ERROR_STATUS[info.kind], info
 
 
 def error_event(error: Exception) -> tuple[int, dict[str, dict[str, str | None]]]:

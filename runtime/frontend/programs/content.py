@@ -12,10 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
+import msgspec
+
 from ...protocol.errors import RequestError
+from ...protocol.pictures import Picture, PictureRun
 from ...protocol.session import OfferedTools
+from ...tokenizer.image_processors import PreparedPicture
 from ...tokenizer.interface import Tokenizer
+from ..chat.template_forms import picture_text
 from ..text.encoding import Encoder, PromptSegment, merge_segments
+from ..text.pictures import placed
 from .roles import ROLE_MARK, ChatState
 
 MAX_HEALED = 8  # tokens that longer ones may replace
@@ -28,7 +34,7 @@ class HealedText:
     text: str
 
 
-LogEntry = PromptSegment | tuple[int, ...] | HealedText
+LogEntry = PromptSegment | tuple[int, ...] | HealedText | PreparedPicture
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,13 @@ class ContentSnapshot:
 
 
 class TokenContent:
-    """Ids, which are fixed, and the `pending` text after them, which `flush` tokenises."""
+    """Ids, which are fixed, and the `pending` text after them, which `flush` tokenises. `pictures` are in the ids."""
 
     def __init__(self, tokenizer: Tokenizer, encoder: Encoder) -> None:
         self._tokenizer = tokenizer
         self._encoder = encoder
         self.ids: list[int] = []
+        self.pictures: list[Picture] = []
         self.pending: list[PromptSegment] = []
         self.num_pending_bytes = 0
         self.chat = ChatState()
@@ -81,6 +88,7 @@ class TokenContent:
     def restore(self, snapshot: ContentSnapshot) -> None:
         """Return to the content at `snapshot`. What was tokenised since then is pending text again."""
         self.ids = self.ids[: snapshot.num_ids]  # a new list: a request may still hold the old one
+        self.pictures = [each for each in self.pictures if each.runs[-1].first < snapshot.num_ids]
         self.pending = list(snapshot.pending)
         self.num_pending_bytes = sum(len(segment.text.encode()) for segment in self.pending)
         self.chat = snapshot.chat
@@ -90,7 +98,7 @@ class TokenContent:
 
     def fork(self) -> TokenContent:
         child = TokenContent(self._tokenizer, self._encoder)
-        child.ids = self.ids.copy()
+        child.ids, child.pictures = self.ids.copy(), self.pictures.copy()
         # Joined, like the log of `since_fork`: forks of forks would else pass on a list that grows at each level.
         child.pending = merge_segments(self.pending)
         child.num_pending_bytes = self.num_pending_bytes
@@ -124,6 +132,28 @@ class TokenContent:
         lead = self.take_lead() if text else ""
         self._append(PromptSegment(text, trusted=not self.chat.is_open))
         return lead + text
+
+    async def append_picture(self, prepared: PreparedPicture) -> str:
+        """Append a picture, with what the chat template writes around one, and return its mark."""
+        self.take_lead()
+        own = None if self._tokenizer.chat is None else picture_text(self._tokenizer.chat, "user")
+        around = prepared.replaces if own is None or prepared.replaces not in own else own
+        text = around.replace(prepared.replaces, prepared.text, 1)
+        # What follows its last special token is text, which is tokenised with the text after it.
+        names = self._tokenizer.special_ids
+        end = max((at + len(name) for name in names if name and (at := text.rfind(name)) >= 0), default=len(text))
+        begin = len(self.ids)
+        self.pending.append(PromptSegment(text[:end], trusted=True))
+        await self.flush()
+        [placed_one] = placed([prepared], self.ids[begin:], self._tokenizer)
+        runs = [PictureRun(begin + run.first, run.count) for run in placed_one.runs]
+        self.pictures = [*self.pictures, msgspec.structs.replace(placed_one, runs=runs)]
+        if self._log is not None:
+            self._log.append(prepared)
+        if rest := text[end:]:
+            self.pending.append(PromptSegment(rest, trusted=True))
+            self.num_pending_bytes += len(rest.encode())
+        return prepared.replaces
 
     def _read_tools(self, schemas: str) -> list[Any]:
         """Return the tools. Raises RequestError for text that is no JSON list, and where it has special tokens' names,
@@ -252,6 +282,8 @@ class TokenContent:
             if isinstance(item, PromptSegment):
                 self._append(item)
                 texts.append(item.text)
+            elif isinstance(item, PreparedPicture):
+                texts.append(await self.append_picture(item))
             elif isinstance(item, HealedText):
                 self.remove_tail(item.text)
                 texts = ["".join(texts).removesuffix(item.text)]

@@ -18,6 +18,7 @@ from ...protocol.core import Finish, ProgramProgress, RequestOptions, SoftPin
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...protocol.sampling import Constraint
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
+from ..text.pictures import ImageSource
 from .content import AppendedContent, ContentSnapshot, TokenContent
 from .decisions import decide
 from .select import select
@@ -55,6 +56,9 @@ class TokenExecutor:
     def append_text(self, text: str) -> str:
         return self._content.append_text(text)
 
+    def append_image(self, data: bytes) -> PendingResult:
+        return self._start(partial(self._append_image, data))
+
     def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> str:
         return self._content.begin_role(role, tools)
 
@@ -77,6 +81,9 @@ class TokenExecutor:
 
     def decide(self, op: session.Decide) -> PendingResult:
         return self._start(partial(self._decide, op))
+
+    def token_ids(self) -> PendingResult:
+        return self._start(self._token_ids)
 
     def fork(self, children: Sequence[StateProgress]) -> list[TokenExecutor]:
         ancestors = (*self._ancestors, Ancestor.of(self._state, self._content))
@@ -136,6 +143,12 @@ class TokenExecutor:
         await self._content.append_chosen(text)
         return OperationResult(text)
 
+    async def _append_image(self, data: bytes) -> OperationResult:
+        pictures = self._generator.pictures("image")
+        source, num_before = ImageSource(data, "image"), len(self._content.pictures)
+        [prepared] = await pictures.prepare([source], self._namespace, num_before=num_before)
+        return OperationResult(await self._content.append_picture(prepared))
+
     async def _generate(self, gen: session.Gen, on_delta: OnDelta) -> OperationResult:
         self._content.drop_lead()
         healed = await self._content.take_open_word(gen.sampling.stop) if gen.heal else ""
@@ -149,7 +162,12 @@ class TokenExecutor:
         prompt = Prompt(
             tokens=tokens,
             sampling=msgspec.structs.replace(gen.sampling, max_new_tokens=1) if only_scores else gen.sampling,
-            options=msgspec.structs.replace(options, logprobs=gen.logprobs, in_bulk=not is_streamed),
+            options=msgspec.structs.replace(
+                options,
+                logprobs=gen.logprobs,
+                in_bulk=not is_streamed,
+                routed_from=0 if gen.routed_experts else None,
+            ),
         )
         with self._generator.start(prompt, gen.n) as samples:
             if only_scores:
@@ -221,6 +239,9 @@ class TokenExecutor:
         decided = await decide(self._generator, self._content, op.questions, options_for=options_for)
         return OperationResult("", answers=decided.answers)
 
+    async def _token_ids(self) -> OperationResult:
+        return OperationResult("", ids=list(await self._content.flush()))
+
     async def _join(self, appended: Sequence[AppendedContent]) -> OperationResult:
         return OperationResult("".join([await self._content.join(each) for each in appended]))
 
@@ -236,6 +257,7 @@ class TokenExecutor:
             soft_pins=self._soft_pins(tokens, num_kept),
             progress=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
             adapter=lora,
+            pictures=self._content.pictures,
         )
 
     def _soft_pins(self, tokens: list[int], num_kept: int | None) -> list[SoftPin]:

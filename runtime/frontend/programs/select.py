@@ -45,11 +45,17 @@ async def select(
         raise RequestError("a select needs text before it: this model has no token to begin with", param="choices")
 
     batch = [Continuation(ids, start) for ids in prompts]
+    options = options_for(prompts[0], start)
     by_context = op.method == "unconditional_likelihood_normalized"
     if by_context:
         prefix = [] if bos_id is None else [bos_id]
-        batch += [Continuation(prefix + ids[start:], len(prefix)) for ids in prompts]
-    scored = await score(generator.core, batch, options_for(prompts[0], start))
+        alone_batch = [Continuation(prefix + ids[start:], len(prefix)) for ids in prompts]
+        scored = [
+            *await score(generator.core, batch, options),
+            *await score(generator.core, alone_batch, msgspec.structs.replace(options, soft_pins=[], pictures=[])),
+        ]
+    else:
+        scored = await score(generator.core, batch, options)
     logprobs = unify_shared_prefixes([part.logprobs for part in scored[: len(prompts)]])
     unconditional = unify_shared_prefixes([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
     choice = choices.choose(

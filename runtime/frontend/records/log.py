@@ -18,7 +18,7 @@ from ...programs.records.view import ProgramRow, ProgramView
 MAX_RECORDS = 10_000
 MAX_LOG_BYTES = 64 << 20  # estimated, of all records together
 MAX_RECORD_BYTES = 8 << 20  # of one: later operations of it are not recorded
-RECORD_BYTES = 1500  # of a record without operations or samples
+RECORD_BYTES = 1600  # of a record without operations or samples
 
 
 class Owner(msgspec.Struct, frozen=True):

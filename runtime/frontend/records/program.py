@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from ...programs.records.events import Event, ProgramWait, RunRecord, TracedState
-from ...programs.records.steps import answer_fields, described
+from ...programs.records.events import Event, ProgramWait, RunRecord, ShownImage, TracedState
+from ...programs.records.steps import answer_fields, described, image_digest, image_label
 from ...programs.records.totals import GENERATIONS
 from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, excerpt_of, view_of
 from ...protocol.errors import ErrorInfo
 from ...protocol.session import (
     Append,
+    AppendImage,
     Ask,
     Concatenate,
     Decide,
@@ -38,6 +39,7 @@ from .log import Owner, ProgramLog
 
 OPERATION_BYTES = 250  # of an operation without its text, and its answer
 GENERATION_BYTES = 1300  # of one that asks the model: its settings, counts and times
+IMAGE_BYTES = 250  # of an image's label and digest
 STATE_BYTES = 700  # of a state that a fork opened
 MAX_NAMES = 16  # for the core: those of a program's latest requests over HTTP
 
@@ -56,6 +58,7 @@ class StateRecord:
         "errors",
         "first_text",
         "forked_at",
+        "images",
         "labels",
         "notes",
         "number",
@@ -76,6 +79,7 @@ class StateRecord:
         self.notes: list[tuple[float, Note]] = []
         self.errors: dict[int, ErrorInfo] = {}  # of operations, until a rollback removes them
         self.labels: dict[int, str] = {}  # of what the client supplied
+        self.images: dict[int, tuple[str, ShownImage]] = {}  # labels and digests; the files are not kept
 
     def place_of(self, op: int) -> str | None:
         """Return the file:line of an operation, if the client told it."""
@@ -93,7 +97,7 @@ class StateRecord:
         self.arrivals = [one for one in self.arrivals if one[0] < op]
         self.notes = [one for one in self.notes if one[1].op < op]
         self.errors = {number: error for number, error in self.errors.items() if number < op}
-        for of_operation in (self.first_text, self.labels):
+        for of_operation in (self.first_text, self.labels, self.images):
             for number in [number for number in of_operation if number >= op]:
                 del of_operation[number]  # type: ignore[attr-defined]
 
@@ -148,11 +152,13 @@ class ProgramRecord:
                 case Fork(children=children):
                     for child in children:
                         self.states.setdefault(child, StateRecord(child, now, state, op))
+                case AppendImage(data=data):
+                    state.images[op] = image_label(len(data)), ShownImage(image_digest(data))
                 case Rollback(mark=mark):
                     state.errors = {number: error for number, error in state.errors.items() if number < mark}
         self._num_generations += num_generations
         state.arrivals.append((message.first, now))
-        state.operations += message.operations
+        state.operations += [AppendImage(b"") if isinstance(each, AppendImage) else each for each in message.operations]
         for note in message.notes:
             state.notes.append((now, note))
             num_bytes += sys.getsizeof(note.code) + sys.getsizeof(note.place)
@@ -414,6 +420,8 @@ def _num_bytes(operation: Operation) -> int:
     match operation:
         case Text(text=text) | Generated(text=text):
             return sys.getsizeof(text)
+        case AppendImage():
+            return IMAGE_BYTES
         case Fork(children=children):
             return STATE_BYTES * len(children)
     own = GENERATION_BYTES if isinstance(operation, Gen | Select | Decide) else 0
@@ -503,6 +511,8 @@ def _event(state: StateRecord, op: int, notes: list[Note], numbers: dict[int, in
                 fields = {"error": message}
             case dict(found):
                 fields = found
+    if op in state.images:
+        label, fields["image"] = state.images[op]
     variable = name if kind in GENERATIONS else None
     return Event(kind=kind, label=told or label, place=place, name=variable, states=states, **fields)
 

@@ -5,21 +5,33 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from typing import NamedTuple, TypeAlias
 
-from ...programs.records.events import Event, RunRecord, TokenCounts, TracedState, total_of
-from ...programs.records.steps import described, generation_fields
+from ...programs.records.events import Event, RunRecord, ShownImage, TokenCounts, TracedState, total_of
+from ...programs.records.steps import DIGEST_DIGITS, described, generation_fields
 from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, RowKey, RowOutcome, Status, excerpt_of, view_of
 from ...protocol.errors import ErrorInfo
+from ...protocol.pictures import Picture
 from ...protocol.sampling import SamplingParams
-from ...protocol.session import Gen, Sequence
+from ...protocol.session import Gen
+from ...protocol.session import Sequence as GeneratedSequence
 from .log import Owner, ProgramLog
 
 MAX_PROMPT = 1500  # tokens of a prompt that are kept: mostly more than MAX_TEXT characters
 SAMPLE_BYTES = 850  # of a sample without its texts
 CONSTRAINT_BYTES = 600  # of its constraint without the source
 
+
+class PromptPicture(NamedTuple):
+    """An image of a prompt: its tokens, and the start of its pixels' digest."""
+
+    num_tokens: int
+    digest: str
+
+
+PromptPart: TypeAlias = "array[int] | PromptPicture"
 current_request: ContextVar[RequestRecorder | None] = ContextVar("ramiform_request", default=None)
 
 
@@ -48,13 +60,15 @@ class RequestRecorder:
             self.record.end(title, status)
 
 
-def begin_sample(log: ProgramLog, tokens: list[int], sampling: SamplingParams, began: float) -> SampleRecord:
+def begin_sample(
+    log: ProgramLog, tokens: list[int], sampling: SamplingParams, began: float, pictures: Sequence[Picture] = ()
+) -> SampleRecord:
     """Return the record of a sample, one of the current request or else one of its own. It began at `began`, before it
     was submitted: the core may have computed since."""
     recorder = current_request.get()
     if recorder is not None:
-        return recorder.begin(log).add(tokens, sampling, began)
-    return RequestRecord(log, Owner(), "generation", is_single=True).add(tokens, sampling, began)
+        return recorder.begin(log).add(tokens, sampling, began, pictures)
+    return RequestRecord(log, Owner(), "generation", is_single=True).add(tokens, sampling, began, pictures)
 
 
 class SampleRecord:
@@ -73,7 +87,9 @@ class SampleRecord:
         "text",
     )
 
-    def __init__(self, request: RequestRecord, prompt: array[int], sampling: SamplingParams, began: float) -> None:
+    def __init__(
+        self, request: RequestRecord, prompt: list[PromptPart], sampling: SamplingParams, began: float
+    ) -> None:
         self._request: RequestRecord | None = request  # until the sample has ended
         self.prompt = prompt
         self.sampling = sampling
@@ -90,7 +106,7 @@ class SampleRecord:
         found = None if self.sequence is None else self.sequence.get("tokens")
         return found if isinstance(found, TokenCounts) else TokenCounts(0, 0, 0)
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: GeneratedSequence) -> None:
         """Note the generated sequence."""
         if self.ended is None:
             self.text = sequence.text[: MAX_TEXT + 1]
@@ -125,14 +141,16 @@ class RequestRecord:
         self.status: Status = "running"
         self._log = log
         self._is_single = is_single
-        self._prompt: tuple[list[int], array[int]] | None = None  # of the sample before, which may be another of it
+        self._prompt: tuple[list[int], list[PromptPart]] | None = None  # of the sample before, perhaps another of it
         self.entry = log.add(owner, self)
 
-    def add(self, tokens: list[int], sampling: SamplingParams, began: float) -> SampleRecord:
+    def add(
+        self, tokens: list[int], sampling: SamplingParams, began: float, pictures: Sequence[Picture] = ()
+    ) -> SampleRecord:
         """Record a sample that began at `began`, a time of `time.monotonic`."""
         if self._prompt is None or self._prompt[0] is not tokens:
-            self._prompt = tokens, _packed(tokens[:MAX_PROMPT])
-            self.entry.touch(4 * len(self._prompt[1]))
+            self._prompt = tokens, _prompt_parts(tokens, pictures)
+            self.entry.touch(sum(map(sys.getsizeof, self._prompt[1])))
         sample = SampleRecord(self, self._prompt[1], sampling, began)
         if self.entry.has_room:
             self.samples.append(sample)
@@ -206,6 +224,12 @@ class RequestRecord:
     def _error(self) -> str | None:
         return next((sample.error for sample in self.samples if sample.error is not None), None)
 
+    def _prompt_event(self, part: PromptPart, start: float) -> Event:
+        if isinstance(part, PromptPicture):
+            label = f"image of {part.num_tokens} tokens"
+            return Event(kind="text", label=label, place="", image=ShownImage(part.digest), start=start, end=start)
+        return Event(kind="text", label="prompt", place="", text=self._text_of(part), start=start, end=start)
+
     def _text_of(self, prompt: array[int]) -> str | None:
         if self._log.decode is None:
             return None
@@ -217,10 +241,9 @@ class RequestRecord:
     def _state(self, number: int, sample: SampleRecord) -> TracedState:
         began = self.entry.began
         start = sample.began - began
-        prompt = self._text_of(sample.prompt)
         _, label = described(Gen(sampling=sample.sampling), None)
         events = [
-            Event(kind="text", label="prompt", place="", text=prompt, start=start, end=start),
+            *(self._prompt_event(part, start) for part in sample.prompt),
             Event(
                 kind="gen",
                 label=label,
@@ -234,6 +257,20 @@ class RequestRecord:
             ),
         ]
         return TracedState(number=number, parent=None, events=events, begin=start)
+
+
+def _prompt_parts(tokens: list[int], pictures: Sequence[Picture]) -> list[PromptPart]:
+    """Return the first tokens of a prompt, with its pictures in place of their tokens."""
+    parts: list[PromptPart] = []
+    begin, left = 0, MAX_PROMPT
+    for picture in pictures:
+        if (first := picture.runs[0].first) - begin > left:
+            break
+        parts += [_packed(tokens[begin:first])] if first > begin else []
+        parts.append(PromptPicture(picture.end - first, picture.key.hex()[:DIGEST_DIGITS]))
+        left -= first - begin
+        begin = picture.end
+    return [*parts, _packed(tokens[begin : begin + left])]
 
 
 def _packed(tokens: list[int]) -> array[int]:

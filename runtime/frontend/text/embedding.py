@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ...protocol.core import Generate, Pooling, RequestOptions
+from ...protocol.core import EncoderOutput, Generate, RequestOptions
 from ...protocol.errors import RequestError
 from ...protocol.sampling import SamplingParams
 from ..core.client import CoreClient, TokenStream, new_rid
@@ -28,19 +28,29 @@ class Embedded:
 async def embed(
     core: CoreClient,
     prompts: Sequence[list[int]],
-    pooling: Pooling,
+    pooling: EncoderOutput,
     options: RequestOptions,
+    types: Sequence[list[int]] | None = None,
 ) -> list[Embedded]:
-    """Embed prompts, given as token ids and submitted together.
+    """Embed prompts, given as token ids and submitted together. `types` are those of an encoder's tokens.
 
     Raises RamiformError and aborts the others when one fails.
     """
     with ExitStack() as stack:
         answers = [
             stack.enter_context(
-                core.submit(Generate.of(options, rid=new_rid(), tokens=tokens, sampling=_NO_TOKENS, pooling=pooling))
+                core.submit(
+                    Generate.of(
+                        options,
+                        rid=new_rid(),
+                        tokens=tokens,
+                        sampling=_NO_TOKENS,
+                        pooling=pooling,
+                        token_types=() if types is None else types[index],
+                    )
+                )
             )
-            async for tokens in cooperative_iter(prompts)
+            async for index, tokens in cooperative_iter(list(enumerate(prompts)))
         ]
         return [Embedded(await _read(answer), len(ids)) for answer, ids in zip(answers, prompts, strict=True)]
 

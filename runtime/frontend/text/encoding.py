@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError, context_exceeded
+from ...tokenizer.encoder import EncodedTexts, EncoderTokenizer
 from ...tokenizer.interface import Tokenizer
 from .offload import CancellationToken, offload
 
@@ -150,8 +151,32 @@ class Encoder:
 
         Raises RequestError as `encode_async` does.
         """
+        if with_bos and isinstance(self._tokenizer, EncoderTokenizer):
+            return (await self.encode_marked(prompt, trusted=True, param=param, bound=bound)).ids
         segments = [PromptSegment(prompt, trusted=True)]
         return await self.encode_async(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
+
+    async def encode_marked(
+        self, first: str, second: str | None = None, *, trusted: bool, param: str, bound: TokenLimit | None = None
+    ) -> EncodedTexts:
+        """Return a text or a pair of texts with the special tokens of an encoder.
+
+        Raises RequestError as `encode_async` does.
+        """
+        tokenizer = self._tokenizer
+        assert isinstance(tokenizer, EncoderTokenizer)
+        most = bound or await self.prompt_bound(param)
+        texts = [text for text in (first, second) if text is not None]
+
+        def work(cancellation: CancellationToken) -> EncodedTexts:
+            if most is not None:
+                self._check_count([PromptSegment(text, trusted) for text in texts], most, cancellation)
+            encoded = tokenizer.encode_marked(first, second, parse_special=trusted)
+            if most is not None and len(encoded.ids) > most.most:
+                raise most.error(len(encoded.ids))
+            return encoded
+
+        return await _offload_if_long(sum(map(len, texts)), work)
 
     async def prompt_bound(self, param: str, num_completion: int | None = None) -> TokenLimit | None:
         """Return the limit of a prompt's tokens; None: no limit."""

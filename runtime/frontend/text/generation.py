@@ -29,6 +29,7 @@ from ..records.log import ProgramLog
 from ..records.request import begin_sample
 from .breakers import breaker_sequences
 from .encoding import Encoder
+from .pictures import Pictures
 
 MAX_SAMPLES = 256
 
@@ -45,6 +46,11 @@ class Prompt:
     options: RequestOptions = field(default_factory=RequestOptions)
     session: SessionId | None = None  # as the client names it
     name: str | None = None
+
+    @property
+    def num_image_tokens(self) -> int:
+        """Number of tokens that stand for images."""
+        return sum(picture.num_features for picture in self.options.pictures)
 
 
 class Piece(NamedTuple):
@@ -123,7 +129,7 @@ class SampleStream:
         is_recorded = generator.log is not None and prompt.options.program is None  # programs have records of their own
         self._record = None
         if is_recorded:
-            self._record = begin_sample(generator.log, prompt.tokens, sampling, self._began)
+            self._record = begin_sample(generator.log, prompt.tokens, sampling, self._began, prompt.options.pictures)
 
     async def result(self) -> FinishedSample:
         """Wait for the end and return the output. Raises RamiformError when the request failed."""
@@ -237,6 +243,7 @@ class SampleStream:
             num_guessed=last.num_guessed,
             timings=last.timings,
             weight_versions=self.weight_versions,
+            routes=last.routes,
         )
         return FinishedSample(sequence, self.output_ids, leftover)
 
@@ -267,10 +274,17 @@ class SampleStreams:
 
 
 class Generator:
-    """Starts samples of prompts. With `log` they are recorded, except those of programs."""
+    """Starts samples of prompts. With `log` they are recorded, except those of programs. `pictures` reads images."""
 
-    def __init__(self, core: CoreClient, tokenizer: Tokenizer, log: ProgramLog | None = None) -> None:
+    def __init__(
+        self,
+        core: CoreClient,
+        tokenizer: Tokenizer,
+        log: ProgramLog | None = None,
+        pictures: Pictures | None = None,
+    ) -> None:
         self.core = core
+        self._pictures = pictures
         self.log = log
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
@@ -278,6 +292,12 @@ class Generator:
         self._breakers = lru_cache(16)(partial(breaker_sequences, tokenizer))  # each looks at the whole vocabulary
         # Running samples, by API key and the client's id.
         self.named: defaultdict[tuple[str | None, str], set[SampleStream]] = defaultdict(set)
+
+    def pictures(self, param: str) -> Pictures:
+        """Return what prepares images. Raises RequestError, naming `param`, for a model that reads text only."""
+        if self._pictures is None or not self.core.require_info().reads_pictures:
+            raise RequestError(f"{param}: this model reads text only", param=param)
+        return self._pictures
 
     def abort(self, name: str, key: str | None, *, any_key: bool = False) -> bool:
         """End the outputs of an API key's request `name` early, or of all keys'. Returns False if there are none."""
@@ -291,6 +311,12 @@ class Generator:
         """Return a client's session as the core knows it."""
         return ClientSession(self.sessions.note(session), session.is_shared)
 
+    def check_generates(self) -> None:
+        """Raise RequestError for a model that continues no texts."""
+        if not (info := self.core.require_info()).generates:
+            does = "classifies" if info.is_classifier else "embeds"
+            raise RequestError(f"the served model {does} texts and generates none", code="not_supported")
+
     def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
         """Submit `n` samples together; sample i has seed + i.
 
@@ -299,8 +325,7 @@ class Generator:
         """
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
-        if self.core.require_info().is_classifier:
-            raise RequestError("the served model classifies texts and generates none", code="not_supported")
+        self.check_generates()
         seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed
         try:
             patterns = search(prompt.sampling.stop_regex)

@@ -1,6 +1,7 @@
 """Probabilities of labels of a whole text: by a checkpoint's classification head, or by "yes" and "no" after a prompt.
 
-Knows the prompts of rerankers and the file of a head; knows nothing of requests' bodies.
+Knows the prompts of rerankers and the file of a head; the core computes heads of encoders. Knows nothing of requests'
+bodies.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...protocol.config import RerankerName
 from ...protocol.core import RequestOptions
 from ...protocol.errors import RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams
+from ...tokenizer.encoder import EncodedTexts
 from .embedding import embed
 from .encoding import PromptSegment
 from .generation import Generator, Prompt
@@ -87,7 +89,7 @@ def _sigmoid(value: float) -> float:
 class Head:
     """Classification head of a checkpoint: float32 [labels, hidden size], applied to the last token's final state."""
 
-    weight_LE: NDArray[np.float32]
+    weight_LE: NDArray[np.float32] | None  # None: it is an encoder's, which the core computes
     labels: tuple[str, ...]
     independent: bool  # several labels may hold together
 
@@ -104,14 +106,26 @@ class RelevanceModel:
     def head(self) -> Head | None:
         """The checkpoint's head; None without one. Call when the model is loaded."""
         info = self._generator.core.require_info()
+        if info.encoder == "head":
+            return Head(None, info.labels, info.independent_labels)
         return read_head(Path(info.path)) if info.is_classifier else None
 
     @cached_property
     def form(self) -> PromptForm | None:
-        """The prompt of a query and a document; None: the model is not known to be a reranker."""
+        """The prompt of a query and a document; None: the model is not known to be a reranker of that kind.
+
+        Raises RequestError for an encoder that was given a prompt.
+        """
+        if (info := self._generator.core.require_info()).encoder is not None:
+            if self._setting not in ("auto", "none"):
+                raise RequestError(
+                    f"--reranker {self._setting} is a prompt of language models, and {info.architecture} is an "
+                    "encoder, whose tokenizer joins pairs of texts: start the server without it",
+                    param="model",
+                )
+            return None
         if self._setting != "auto":
             return FORMS.get(self._setting)
-        info = self._generator.core.require_info()
         name = f"{info.name} {info.path}".lower()
         if "rerank" not in name:
             return None
@@ -145,27 +159,33 @@ class RelevanceModel:
                 code="not_supported",
             )
 
-    async def pair(self, query: str, document: str, instruction: str | None, param: str) -> list[int]:
+    async def pair(self, query: str, document: str, instruction: str | None, param: str) -> EncodedTexts:
         """Return the token ids of a query with a document. What a client wrote names no special tokens."""
         encoder, form = self._generator.encoder, self.form
         if form is None:
             if instruction is not None:
                 raise RequestError("this model's prompt has no instruction", param="instruction")
+            if self._generator.core.require_info().encoder is not None:
+                return await encoder.encode_marked(query, document, trusted=False, param=param)
             first = await encoder.encode_async([PromptSegment(query, trusted=False)], at_start=True, param=param)
             rest = await encoder.encode_async([PromptSegment(document, trusted=False)], at_start=False, param=param)
-            return [*first, *rest]
+            return EncodedTexts([*first, *rest], [])
         values = {"query": query, "document": document, "instruction": instruction or form.instruction}
         segments = []
         for index, part in enumerate(_parts(form.text)):
             is_text = index % 2 == 0
             segments.append(PromptSegment(part if is_text else values[part], trusted=is_text))
-        return await encoder.encode_async(segments, at_start=True, param=param)
+        return EncodedTexts(await encoder.encode_async(segments, at_start=True, param=param), [])
 
-    async def logits(self, prompts: Sequence[list[int]], options: RequestOptions) -> list[Labelled]:
-        """Return the labels' logits after each prompt. Raises RamiformError."""
+    async def logits(self, texts: Sequence[EncodedTexts], options: RequestOptions) -> list[Labelled]:
+        """Return the labels' logits after each text. Raises RamiformError."""
+        prompts, core = [text.ids for text in texts], self._generator.core
         if (head := self.head) is None:
             return await self._token_logits(prompts, options)
-        found = await embed(self._generator.core, prompts, "last", options)
+        if head.weight_LE is None:
+            found = await embed(core, prompts, "head", options, [text.types for text in texts])
+            return [Labelled(each.values.tolist(), each.prompt_tokens, 0) for each in found]
+        found = await embed(core, prompts, "last", options)
         states_PE = np.array([each.values for each in found], np.float32)
         logits_PL = (states_PE @ head.weight_LE.T).tolist()
         return [Labelled(logits, each.prompt_tokens, 0) for logits, each in zip(logits_PL, found, strict=True)]

@@ -318,7 +318,7 @@ class MixtureMlp:
         return parts
 
     def _all_experts(self, pieces: list[list[Destination]], names: StackedNames, last: str) -> Destination:
-        """Return the destination of one stored tensor of all experts.
+        """Return the destination of one stored tensor of all experts. Raises ValueError if it can be read two ways.
 
         `pieces` are those of each held expert, of gates and ups or of one matrix.
         """
@@ -326,6 +326,11 @@ class MixtureMlp:
         transposed, alternating = names.transposed and last == "weight", names.alternating and len(pieces) == 2
         plain = [len(pieces) * first.shape[0], *first.shape[1:]]
         shape = plain[::-1] if transposed else plain
+        if names.either_way and transposed and plain[0] == plain[1]:
+            raise ValueError(
+                f"experts of {plain[0]} inputs and as many outputs are stored in either order here, and their shape "
+                "does not tell in which"
+            )
         if last == "weight_packed":  # a group's 32 numbers are 16 bytes
             shape = [shape[0], shape[1] // (MXFP4_GROUP // 2), MXFP4_GROUP // 2]
 

@@ -41,7 +41,14 @@ def _main_rope(fields: ConfigFields, family: Family, max_positions: int, head_di
     if family.learned_positions is not None:
         return RopeConfig(type="none", theta=1.0, original_context=max_positions)
     layers = "full_attention" if family.second_rope == "own in window layers" else None
-    return parse_rope(fields, max_positions, head_dim, layers=layers, share_field=family.rotary_field)
+    return parse_rope(
+        fields,
+        max_positions,
+        head_dim,
+        layers=layers,
+        share_field=family.rotary_field,
+        axes_by_turns=family.axes_by_turns,
+    )
 
 
 def _second_rope(

@@ -74,6 +74,8 @@ class Family(NamedTuple):
     transposed: bool = False  # the layers' matrices are stored [in, out]
     renames: tuple[tuple[str, str], ...] = ()  # patterns in stored names, and their replacements, to Llama's names
     skipped: str | None = None  # pattern of tensors that are not read, such as those of a vision tower
+    tower: tuple[str, ...] = ()  # modules of a vision tower that is computed: the tower's, then its projector's
+    axes_by_turns: bool = False  # pairs of a head turn by the numbers of a position by turns, not in sections
     text_types: tuple[str, ...] = ()  # of a multimodal model: accepted `model_type` of its text_config
     aliases: Mapping[str, str] = {}  # Llama's name of a field: the family's own
     defaults: Mapping[str, Any] = {}  # values of fields that are absent

@@ -71,11 +71,12 @@ _GEMMA3 = _GEMMA2._replace(
     },
 )
 _LANGUAGE_MODEL = (
+    (r"^model\.text_model\.", "model."),
     (r"^language_model\.model\.", "model."),
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^model\.language_model\.", "model."),
 )
-_VISION = r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\."
+_VISION = r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\."
 
 
 def _text_part(family: Family, *text_types: str) -> Family:
@@ -83,6 +84,8 @@ def _text_part(family: Family, *text_types: str) -> Family:
     return family._replace(renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=text_types)
 
 
+_PROJECTED = "vision_tower", "multi_modal_projector"
+_IDEFICS3 = _text_part(_LLAMA, "llama")._replace(tower=("vision_model", "connector"))
 _OLMO2 = Family(_BIAS, _BIAS, norm_placement="post", qk_norm="all heads")
 _COHERE = Family(_BIAS, _BIAS)._replace(
     norm="layer_norm_no_bias",
@@ -212,7 +215,7 @@ FAMILIES = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _text_part(_GEMMA3, "gemma3_text"),
+    "Gemma3ForConditionalGeneration": _text_part(_GEMMA3, "gemma3_text")._replace(tower=_PROJECTED),
     "Phi3ForCausalLM": Family(
         windows="every layer",
         stored_qkv="stacked",
@@ -447,16 +450,20 @@ FAMILIES = {
         renames=((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),),
     ),
     "MinistralForCausalLM": Family(windows="by layer type", defaults={"sliding_window": 4096}),
-    "Qwen2VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_vl", "qwen2_vl_text"),
-    "Qwen2_5_VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_5_vl", "qwen2_5_vl_text"),
-    "Qwen3VLForConditionalGeneration": _text_part(_QWEN3, "qwen3_vl_text"),
+    "Qwen2VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_vl", "qwen2_vl_text")._replace(tower=("visual",)),
+    "Qwen2_5_VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_5_vl", "qwen2_5_vl_text")._replace(
+        tower=("visual",)
+    ),
+    "Qwen3VLForConditionalGeneration": _text_part(_QWEN3, "qwen3_vl_text")._replace(
+        tower=("visual",), axes_by_turns=True
+    ),
     "Qwen3VLMoeForConditionalGeneration": _text_part(
         _QWEN3_MOE._replace(
             experts=QWEN3_MOE._replace(stacked=StackedNames(either_way=True)), defaults={"norm_topk_prob": True}
         ),
         "qwen3_vl_moe_text",
-    ),
-    "Mistral3ForConditionalGeneration": _text_part(Family(windows="every layer"), "mistral"),
+    )._replace(tower=("visual",), axes_by_turns=True),
+    "Mistral3ForConditionalGeneration": _text_part(Family(windows="every layer"), "mistral")._replace(tower=_PROJECTED),
     "GptOssForCausalLM": Family(
         *(Flag("attention_bias", default=True),) * 2,
         windows="by layer type",
@@ -487,5 +494,8 @@ FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _QWEN3_5._replace(experts=None, text_types=("qwen3_5_text",)),
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5._replace(text_types=("qwen3_5_moe_text",)),
     **OF_OTHER_PARTS,
-    "LlavaForConditionalGeneration": _text_part(_LLAMA, "llama"),
+    "LlavaForConditionalGeneration": _text_part(_LLAMA, "llama")._replace(tower=_PROJECTED),
+    "InternVLForConditionalGeneration": _text_part(_QWEN2, "qwen2")._replace(tower=_PROJECTED),
+    "Idefics3ForConditionalGeneration": _IDEFICS3,
+    "SmolVLMForConditionalGeneration": _IDEFICS3,
 }

@@ -30,6 +30,12 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Make the ModelConfig of `file`. Raises CheckpointError for an architecture or setting that is not computed
     here."""
+    if file.architecture == "clip":
+        raise CheckpointError(
+            file.path,
+            "it is the vision tower of a model (mmproj), and images are read of folders of safetensors only: give the "
+            "model's own GGUF file for texts, or its folder with --picture-bytes",
+        )
     if file.architecture not in ARCHITECTURES:
         raise CheckpointError(
             file.path,

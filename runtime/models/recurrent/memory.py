@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ....kernels import to_device
+from ....kernels.huge_pages import give_back
 from ...scheduler.plan import Row
 from .config import RecurrentConfig
 
@@ -106,6 +107,11 @@ class StateMemory:
     @property
     def nbytes(self) -> int:
         return self.conv_LSWC.nbytes + self.state_LSHKV.nbytes
+
+    def release(self) -> None:
+        """Return the memory of all slots on the CPU to the system. No slot holds anything that is still read."""
+        for memory in (self.conv_LSWC, self.state_LSHKV):
+            give_back(memory)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a slot."""

@@ -46,6 +46,9 @@ class Rope:
         # Of those that depend on the length; a CUDA graph must not copy them from the host.
         long = replace(config, factors=config.long_factors or config.factors)
         self._long_frequencies = rope_frequencies(long, head_dim).to(device)
+        self._axes = torch.zeros(head_dim // 2, dtype=torch.int64, device=device)
+        if len(config.axes) <= len(self._axes):  # transformers' layers rotate by themselves, whatever their heads' size
+            self._axes[: len(config.axes)] = torch.tensor(config.axes, dtype=torch.int64)
         self._exponents = _exponents(rotary_dim(config, head_dim)).to(device)
         self._tables = self._compute(torch.empty(0, dtype=torch.int64, device=device), self._frequencies)
 
@@ -67,6 +70,11 @@ class Rope:
         shape = *positions.shape, 1, self._head_dim
         return cos_P1D.index_select(0, flat).view(shape), sin_P1D.index_select(0, flat).view(shape)
 
+    def angles_of_three(self, positions_3T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `angles` of tokens whose positions are three numbers; `RopeConfig.axes` says which each pair reads."""
+        assert self._config.axes, "the model's positions have one number"
+        return self._of_phases(positions_3T[self._axes].T.float() * self._frequencies)
+
     def turned_back(self, distances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin `[..., 1, D]` in float32 that turn back what is rotated by integer `distances` [...]."""
         phases = distances[..., None].double() * self._frequencies
@@ -84,7 +92,11 @@ class Rope:
         return self._tables
 
     def _compute(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        phases = positions[..., None].to(torch.float64 if self._is_endless else torch.float32) * frequencies
+        return self._of_phases(
+            positions[..., None].to(torch.float64 if self._is_endless else torch.float32) * frequencies
+        )
+
+    def _of_phases(self, phases: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = phases.cos() * self._amplitude, phases.sin() * self._amplitude
         return (
             torch.cat((cos, cos), dim=-1).unsqueeze(-2).to(self._dtype),

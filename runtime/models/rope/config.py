@@ -22,6 +22,7 @@ class RopeConfig:
     theta: float
     original_context: int
     rotary_dim: int | None = None  # dimensions of a head that rotate, the first ones; None: all
+    axes: tuple[int, ...] = ()  # which of a position's three numbers each pair turns by; none: they have one
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -74,24 +75,28 @@ def parse_rope(
     *,
     layers: str | None = None,
     share_field: str | None = None,
+    axes_by_turns: bool = False,
 ) -> RopeConfig:
     """Read the rope of config.json. Raises CheckpointError, naming an unsupported type or a missing field.
 
     `layers` picks the parameters of one type of layers where `rope_parameters` lists several. `share_field` names an
-    older field with the share of a head's dimensions that rotate, or their number if it ends in "dim".
+    older field with the share of a head's dimensions that rotate, or their number if it ends in "dim". `axes_by_turns`
+    is the family's way with `mrope_section`.
     """
     spelling = "rope_scaling" if config.raw.get("rope_scaling") is not None else "rope_parameters"
     rope = config.nested(spelling)
     if layers is not None and layers in rope.raw:
         rope = rope.nested(layers)
-    kind = rope.one_of("type" if "rope_type" not in rope.raw else "rope_type", _TYPES, default="default")
+    kind = rope.one_of("type" if "rope_type" not in rope.raw else "rope_type", (*_TYPES, "mrope"), default="default")
+    kind = "default" if kind == "mrope" else kind
     theta = (rope if rope.raw.get("rope_theta") is not None else config).number("rope_theta", default=10000.0)
     rotary_dim = _rotary_dim(config, rope, head_dim, share_field)
     if kind == "dynamic" and rope.raw.get("alpha") is not None:  # Hunyuan: a larger base, whatever the length
         theta *= rope.number("alpha") ** (head_dim / (head_dim - 2))
         kind = "default"
     if kind == "default":
-        return RopeConfig(type="default", theta=theta, original_context=max_positions, rotary_dim=rotary_dim)
+        axes = _axes(rope, (rotary_dim or head_dim) // 2, axes_by_turns)
+        return RopeConfig(type="default", theta=theta, original_context=max_positions, rotary_dim=rotary_dim, axes=axes)
     if kind in ("longrope", "su"):
         return _parse_longrope(config, rope, theta, max_positions, rotary_dim, head_dim)
 
@@ -102,6 +107,7 @@ def parse_rope(
     if kind in ("yarn", "llama3"):
         original = rope.count("original_max_position_embeddings", default=max_positions)
     return RopeConfig(
+        axes=_axes(rope, (rotary_dim or head_dim) // 2, axes_by_turns),
         type=kind,  # type: ignore[arg-type]  # one_of has checked it
         theta=theta,
         original_context=original,
@@ -131,6 +137,23 @@ def _rotary_dim(config: ConfigFields, rope: ConfigFields, head_dim: int, share_f
     if size < 2 or size > head_dim or size % 2:
         raise fields.invalid(name, f"must rotate an even number of a head's {head_dim} dimensions")
     return None if size == head_dim else int(size)
+
+
+def _axes(rope: ConfigFields, num_pairs: int, by_turns: bool) -> tuple[int, ...]:
+    """Return the axis of each pair of dimensions by `mrope_section`: sections side by side, or `by_turns`. Sections
+    that are not of so many pairs count as none: text does not need them."""
+    if rope.raw.get("mrope_section") is None:
+        return ()
+    sections = [int(size) for size in rope.numbers("mrope_section", 3)]
+    if sum(sections) != num_pairs:
+        return ()
+    if not by_turns:
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    axes = [0] * num_pairs
+    for axis in (1, 2):
+        for pair in range(axis, min(3 * sections[axis], num_pairs), 3):
+            axes[pair] = axis
+    return tuple(axes)
 
 
 def _parse_longrope(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from ...protocol.errors import RequestError
 
 _SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "ramiform-weights-"
 
 
 @contextmanager
@@ -27,11 +29,32 @@ def shared_tensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[Path]:
         if not isinstance(tensor, torch.Tensor):
             raise RequestError(f"{name} is no torch.Tensor but a {type(tensor).__name__}", param="weights")
     folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="ramiform-weights-", dir=folder) as made:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder) as made:
         path = Path(made) / "model.safetensors"
         try:
-            # Copies: tied weights share memory, which the format does not have.
-            save_file({name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()}, path)
+            save_file(_apart(tensors), path)
         except OSError as error:
             raise RequestError(f"shared memory cannot take the tensors: {error}", param="weights") from None
         yield path
+
+
+def stays_as_it_is(file: Path) -> bool:
+    """Return whether a file is one of `shared_tensors` of this user: nobody changes it, and while it is mapped its
+    memory stays when it is removed."""
+    folder = file.parent
+    if folder.parent != _SHARED_MEMORY or not folder.name.startswith(_PREFIX):
+        return False
+    status = folder.lstat()
+    return status.st_uid == os.getuid() and status.st_mode & 0o077 == 0
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors that share no memory, which the format does not have: copies of those that are tied to others."""
+    found: dict[str, torch.Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if place in taken else own
+        taken.add(place)
+    return found

@@ -6,7 +6,7 @@ what a start on a checkpoint with the same tensors would give it. Nothing is unp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
+from .shared_tensors import stays_as_it_is
 
 Fingerprint = tuple[tuple[int, int, int], ...]  # inode, size in bytes and time of the last change in ns, of each file
 
@@ -30,16 +31,27 @@ class WeightSource:
     files: tuple[Path, ...]
     replaced: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fingerprint: Fingerprint = ()
-    names: frozenset[str] = frozenset()  # of all tensors
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of all tensors
 
     @classmethod
     def of(cls, folder: Path, files: Sequence[Path]) -> WeightSource:
         """Return the source of all tensors in `files`, as they are now."""
-        return cls(folder, tuple(files), {}, _fingerprint(files), frozenset(stored_names(files)))
+        fingerprint, names = fingerprint_of(files), stored_names(files)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                own = (name for name, holder in names.items() if holder == file)
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in own}
+        return cls(folder, tuple(files), {}, fingerprint, shapes)
+
+    @property
+    def names(self) -> Collection[str]:
+        """The stored names of all tensors."""
+        return self.shapes.keys()
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError if a file was changed or removed since the weights were read from it."""
-        if _fingerprint(self.files) != self.fingerprint:
+        if fingerprint_of(self.files) != self.fingerprint:
             raise CheckpointError(
                 self.files[0],
                 "has changed since the served weights were read from it, and the update holds some tensors only: "
@@ -126,16 +138,19 @@ def _check_same(given: Mapping[str, Path], embedding: str, head: str) -> None:
 
 
 def _read(files: Mapping[str, Path]) -> dict[str, torch.Tensor]:
-    """Read tensors, by name, into memory of their own."""
+    """Read tensors, by name, into memory that nobody else changes."""
     read: dict[str, torch.Tensor] = {}
     for file in dict.fromkeys(files.values()):
+        stays = stays_as_it_is(file)
         with safe_open(file, framework="pt") as tensors:
             for name in (name for name, own in files.items() if own == file):
-                read[name] = tensors.get_tensor(name).clone()
+                mapped = tensors.get_tensor(name)
+                read[name] = mapped if stays else mapped.clone()
     return read
 
 
-def _fingerprint(files: Sequence[Path]) -> Fingerprint:
+def fingerprint_of(files: Sequence[Path]) -> Fingerprint:
+    """Return the fingerprint of files as they are now. Raises CheckpointError when one cannot be read."""
     try:
         stats = [file.stat() for file in files]
     except OSError as error:

@@ -35,6 +35,13 @@ class TokenCounts(msgspec.Struct, frozen=True):
     accepted: int = 0
 
 
+class ShownImage(msgspec.Struct, frozen=True):
+    """An image of a record: the start of a SHA-256, and a data URL of a small view of it, if there is one."""
+
+    digest: str
+    url: str | None = None
+
+
 class ProgramWait(msgspec.Struct, frozen=True):
     """A time in which the program waited for a value, and the line that read it."""
 
@@ -63,6 +70,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     saved: float = 0.0  # seconds that a tool ran before it, while the model still wrote the call's turn
     cut: bool = False  # texts of it were longer and are cut
+    image: ShownImage | None = None  # that it appended; its size is in the label
     waits: tuple[ProgramWait, ...] = ()  # of the program, between the operation before it and this one
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...protocol import session
 from .events import StepKind, TokenCounts
 
 MAX_LABEL = 60  # characters of a constraint or of choices
+DIGEST_DIGITS = 12  # hexadecimal digits of an image's digest
 MAX_TEXT_LABEL = 200  # characters of a text
 
 
@@ -22,6 +24,8 @@ def described(
     match operation:
         case session.Text(text=text) | session.Generated(text=text):
             return "text", f"text {_cut(shown(text))!r}"
+        case session.AppendImage(data=data):
+            return "text", image_label(len(data))
         case session.RoleBegin(role=role):
             return "role", f"{role}:"
         case session.RoleEnd():
@@ -48,6 +52,16 @@ def described(
             return "rollback", f"rollback to operation {mark}"
         case session.Sync():
             return "ask", "sync"
+
+
+def image_label(num_bytes: int) -> str:
+    """Return the label of an appended image, of the size of its file."""
+    return f"image of {num_bytes} bytes"
+
+
+def image_digest(data: bytes) -> str:
+    """Return what names an image in records: the start of its file's SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
 
 
 def answer_fields(done: session.Done) -> dict[str, Any]:

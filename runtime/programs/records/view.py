@@ -217,7 +217,8 @@ def _state_view(record: RunRecord, state: TracedState, now: float | None) -> Sta
 
 def _without_text(event: Event) -> Event:
     label = " ".join(filter(None, (event.kind, event.name)))
-    return msgspec.structs.replace(event, text=None, samples=None, label=label, error=hidden_error(event.error))
+    hidden = {"text": None, "samples": None, "image": None}
+    return msgspec.structs.replace(event, **hidden, label=label, error=hidden_error(event.error))
 
 
 def _failure_order(event: Event) -> tuple[bool, float]:

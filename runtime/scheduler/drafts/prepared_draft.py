@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....constrained.errors import GrammarError
 from ...protocol.errors import RequestError
 from ..plan import DraftNode
 from ..request import Request
-from ..rows.sampling_inputs import random_bits, request_mask, token_mask
+from ..rows.sampling_inputs import next_temperature, random_bits, request_mask, token_mask
 from ..rows.token_rules import token_words
 from .tree import DraftTree
 
@@ -40,6 +41,13 @@ class PreparedDraft:
 
     tree: DraftTree
     nodes: list[DraftNode]
+
+
+class NodeMask(NamedTuple):
+    """The tokens that may follow a node, as words of a mask (None: all), and their temperature."""
+
+    words: bytes | None
+    temperature: float
 
 
 def prepare_draft(
@@ -70,30 +78,34 @@ def prepare_draft(
     tree = tree.only(sorted(masks))
     if not len(tree):
         return None
-    seed, num_tokens = request.message.sampling.seed, len(request.tokens)
+    seed, num_tokens, now = request.message.sampling.seed, len(request.tokens), next_temperature(request)
     dry: list[dict[int, float]] = [{}] * len(masks)
     if request.repeats is not None:
         dry = request.repeats.after_nodes(request.tokens, tree)
     nodes = [
-        DraftNode(draw=0 if seed is None else random_bits(seed, num_tokens + depth), mask=masks[node], dry=own)
+        DraftNode(
+            draw=0 if seed is None else random_bits(seed, num_tokens + depth),
+            mask=masks[node].words,
+            dry=own,
+            temperature=None if masks[node].temperature == now else masks[node].temperature,
+        )
         for node, depth, own in zip(sorted(masks), tree.depths, dry, strict=True)
     ]
     return PreparedDraft(tree, nodes)
 
 
-def _node_masks(
-    request: Request, tree: DraftTree, vocab_size: int, budget: StateBudget | None
-) -> dict[int, bytes | None]:
+def _node_masks(request: Request, tree: DraftTree, vocab_size: int, budget: StateBudget | None) -> dict[int, NodeMask]:
     """Mask of each node that the grammar and the token rules accept. The matcher's state is restored."""
     matcher = request.matcher
     rules, recent = request.rules, request.recent_output
     if matcher is None and rules is None:
         suppressed = [request.stops.suppressed(request.num_output + depth) for depth in tree.depths]
-        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(suppressed)}
+        plain = request.sample.temperature
+        return {node: NodeMask(token_mask(None, each, vocab_size), plain) for node, each in enumerate(suppressed)}
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
-    masks: dict[int, bytes | None] = {}
+    masks: dict[int, NodeMask] = {}
     forced = {tree.parents[node]: tree.tokens[node] for node in tree.forced}
     end = 0.0 if budget is None else time.perf_counter() + budget.balance
 
@@ -107,6 +119,10 @@ def _node_masks(
         except GrammarError:
             return False  # too complex; plain decoding reports it if it gets there
 
+    def temperature_now() -> float:
+        of_rule = None if matcher is None else matcher.temperature
+        return request.sample.temperature if of_rule is None else of_rule
+
     def visit(parent: int, depth: int, output: list[int]) -> None:
         for node in children.get(parent, ()):
             token = tree.tokens[node]
@@ -114,7 +130,7 @@ def _node_masks(
                 continue
             try:
                 if node in forced:  # as if it were appended: the tokenizer's own way to write the text
-                    masks[node] = token_words([forced[node]], vocab_size).tobytes()
+                    masks[node] = NodeMask(token_words([forced[node]], vocab_size).tobytes(), temperature_now())
                     visit(node, depth + 1, output if rules is None else [*output, token])
                 elif (
                     matcher is None
@@ -123,7 +139,8 @@ def _node_masks(
                 ):
                     suppressed = request.stops.suppressed(request.num_output + depth)
                     after = [] if rules is None else [*output, token]
-                    masks[node] = token_mask(matcher, suppressed, vocab_size, rules, after)
+                    words = token_mask(matcher, suppressed, vocab_size, rules, after)
+                    masks[node] = NodeMask(words, temperature_now())
                     visit(node, depth + 1, after)
             except (RequestError, GrammarError):
                 pass  # nothing can follow, or the mask is too complex: as above

@@ -3,8 +3,8 @@
 For each batch size, of free texts, constrained ones or both, plain steps are timed, and what guesses add to a step's
 time. Guesses are verified, and drafted, as far as the acceptance rate of their request makes tokens cheaper. A balance
 of time gained and lost checks the result: when it is used up, speculation is closed there and tried again after a pause
-that doubles each time. So guessing that does not pay costs a few steps, whatever the reason. Nothing here changes the
-output.
+that doubles each time, and of which the next trial is to be a small share. So guessing that does not pay costs a few
+steps, whatever the reason. Nothing here changes the output.
 
 A draft is paid for when it is verified, in one step with what it gains, and what a draft model reads of prompts is
 spread over the verifications after it. So what is dear at first and pays later is not closed before it is heard.
@@ -23,6 +23,8 @@ MIN_SPEEDUP = 1.1  # over plain decoding; smaller gains are within the measureme
 MAX_BAR, BAR_STEP = 2.0, 1.35  # the speedup that guesses from texts have to promise rises so before the end
 TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
 FIRST_PAUSE, MAX_PAUSE = 128, 2048  # plain steps until the next trial
+UNTRIED_PAUSE = 64  # at least, until the first one of a size that was closed untried
+TRIAL_SHARE = 0.05  # of decoding's time, that trials may cost
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
 MIN_HEARD, MIN_HEARD_AGAIN = 6, 1  # verifications before speculation may be closed: at first, and in later trials
 CATCH_UP_SHARE = 0.125  # of what catching up took, that a verification pays for
@@ -38,6 +40,7 @@ NUM_TRIAL_GUESSES = 4  # if none is as likely: without evidence the estimate wou
 MIN_SCORE = math.log(0.02)  # of a path that is followed while the cost is not known
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
 DEEPEN_STEPS = 512  # speculative steps after which the next depth is tried
+HOPELESS = "guesses cost too much here, even if all were right"
 
 
 Kind = Literal["free", "constrained", "mixed"]  # whether grammars constrain the texts of a step
@@ -120,6 +123,7 @@ class _BatchSize:
     num_steps: int = 0  # speculative ones since it was opened, or since the depth changed
     balance: float = TRIAL_BALANCE
     pause: int = FIRST_PAUSE
+    least_pause: int = 0  # for what the last trial cost
     waited: int = 0  # plain steps since it was closed, or since guesses were worth verifying
     since_plain: int = 0  # speculative steps
     seconds: float = 0.0  # of recent speculative steps, decaying
@@ -131,7 +135,12 @@ class _BatchSize:
     debt: float = 0.0  # seconds of catching up that are still to be paid for
     drafts: bool = False  # making guesses took time
     bar: float = MIN_SPEEDUP  # that guesses from texts have to promise
+    waits: bool = False  # it was closed before it was tried
     why: str = "not tried yet"
+
+    @property
+    def tried(self) -> bool:
+        return bool(self.heard or self.closings)
 
     @property
     def measured(self) -> bool:
@@ -183,7 +192,8 @@ class _BatchSize:
             self.extra.observe(work.num_guesses, seconds - plain)
             self.verifying.observe(work.num_guesses, verifying - plain)
             self.trials, self.waited, self.heard = max(0, self.trials - 1), 0, self.heard + 1
-            self.why = "it gains" if self.gains else "being tried"
+            if self.open:
+                self.why = "it gains" if self.gains else "being tried"
             catching_up = CATCH_UP_SHARE * self.debt
             self.debt -= catching_up
             seconds += catching_up
@@ -213,12 +223,19 @@ class _BatchSize:
             self.bar, self.balance, self.heard = self.bar * BAR_STEP, TRIAL_BALANCE, 0
             self.seconds, self.tokens = 0.0, 0.0
 
+    def wait(self, why: str, pause: int) -> None:
+        """Close speculation before it is tried."""
+        self.open, self.waits, self.pause, self.waited, self.why = False, True, max(UNTRIED_PAUSE, pause), 0, why
+
     def close(self, why: str) -> None:
-        """Close speculation for a pause; the next one is twice as long."""
+        """Close speculation for a pause, of which this trial's cost is a small share; the next one is twice as long."""
+        step = self.plain.mean
+        cost = TRIAL_BALANCE - self.balance + (self.debt / step if step else 0.0)  # in plain steps
+        self.least_pause = min(math.ceil(cost / TRIAL_SHARE), MAX_PAUSE)
         self.open, self.waited, self.num_steps, self.why = False, 0, 0, why
         self.closings, self.owed, self.debt = self.closings + 1, 0.0, 0.0
         self.halvings = (self.halvings + 1) % NUM_DEPTHS
-        self.pause = min(2 * self.pause, MAX_PAUSE)
+        self.pause = max(min(2 * self.pause, MAX_PAUSE), self.least_pause)
 
     def decline(self) -> None:
         """Record a step in which no guess was worth verifying. After a pause of them, some are tried."""
@@ -343,7 +360,7 @@ class SpeculationPolicy:
             counts[index] += 1
         if ranked and not num_best and not drafted:
             if self._is_hopeless(size, num_rows):
-                size.close("guesses cost too much here, even if all were right")
+                size.close(HOPELESS)
             else:
                 size.decline()
         return counts
@@ -356,6 +373,9 @@ class SpeculationPolicy:
         """
         size = self._size(num_rows, kind)
         steps = max(1, steps >> size.halvings)
+        if size.extra.count >= TRIAL_STEPS and not size.gains and self._is_hopeless(size, num_rows):
+            size.close(HOPELESS)
+            return [0] * len(requests)
         if size.trials or not size.extra.count:
             return [max(1, min(steps, MAX_TRIAL_LEVELS // num_rows))] * len(requests)
         chances = [own.chance(self.now) for own in requests]
@@ -400,15 +420,21 @@ class SpeculationPolicy:
         """Return the record of a batch size. Sizes are half octaves: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..."""
         octave = max(0, (num_rows - 1).bit_length() - 2)
         upper = -(-num_rows >> octave) << octave
-        if (kind, upper) not in self._sizes:
+        if (size := self._sizes.get((kind, upper))) is None:
             like = next((size for (_, rows), size in self._sizes.items() if rows == upper and size.plain.count), None)
-            size = _BatchSize() if like is None else like.begin_alike()
-            smaller = max((rows for other, rows in self._sizes if other == kind and rows < upper), default=None)
-            # Where a smaller batch does not gain, a larger one does not either, as far as is known.
-            if smaller is not None and not self._sizes[kind, smaller].open:
-                size.open, size.why = False, f"closed for {smaller} requests"
-            self._sizes[kind, upper] = size
-        return self._sizes[kind, upper]
+            size = self._sizes[kind, upper] = _BatchSize() if like is None else like.begin_alike()
+        if not (size.waits or size.tried):
+            # Where a smaller batch does not gain, a larger one does not either, as far as is known. And a smaller one
+            # is mostly the rest of a larger one, with little left to pay for what drafting lacks.
+            near = self._nearest_tried(upper, kind)
+            if near is not None and not self._sizes[kind, near].open:
+                size.wait(f"closed for {near} requests", self._sizes[kind, near].least_pause)
+        return size
+
+    def _nearest_tried(self, num_rows: int, kind: Kind) -> int | None:
+        """Return the next smaller size at which speculation was tried, else the next larger one."""
+        tried = [rows for (other, rows), size in self._sizes.items() if other == kind and size.tried]
+        return max((rows for rows in tried if rows < num_rows), default=min(tried, default=None))
 
 
 def _relative_cost(size: _BatchSize, line: DecayingLine, num_guesses: int) -> float:

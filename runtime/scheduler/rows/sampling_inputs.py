@@ -92,8 +92,15 @@ def request_mask(request: Request, vocab_size: int) -> bytes | None:
             request.mask = None
             return None
         mask = token_mask(request.matcher, suppressed, vocab_size, request.rules, request.recent_output)
-        request.mask = num_tokens, mask
+        temperature = None if request.matcher is None else request.matcher.temperature
+        request.mask = num_tokens, mask, temperature
     return request.mask[1]
+
+
+def next_temperature(request: Request) -> float:
+    """Return the temperature of the next token, whose mask has been made: that of the grammar's rule, if it has one."""
+    of_rule = None if request.mask is None else request.mask[2]
+    return request.sample.temperature if of_rule is None else of_rule
 
 
 def grammar_too_complex(error: GrammarError) -> RequestError:

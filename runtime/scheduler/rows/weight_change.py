@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ....radix.cache import PrefixCache
 from ...protocol.core import FromCore, Hold
-from ...protocol.sampling import DEFAULT_VERSION, RunningRequests
+from ...protocol.sampling import DEFAULT_VERSION, MemoryTag, RunningRequests
 from ..apply_result import settled_answer
 from ..batch import Batch
 from ..request import Request
@@ -25,16 +25,17 @@ class WeightChange:
         self._version = DEFAULT_VERSION
         self.pending: RunningRequests | None = None
         self.hold: Hold = "nothing"  # what a client's pause holds back
+        self.released: frozenset[MemoryTag] = frozenset()  # memory that the system has while the runtime sleeps
 
     @property
     def admits(self) -> bool:
         """True if waiting requests may start."""
-        return self.hold == "nothing" and self.pending is None
+        return self.hold == "nothing" and self.pending is None and not self.released
 
     @property
     def computes(self) -> bool:
         """True if running requests may be computed."""
-        return self.hold != "all" and self.pending in (None, "finish")
+        return self.hold != "all" and self.pending in (None, "finish") and not self.released
 
     @property
     def is_due(self) -> bool:
@@ -72,3 +73,27 @@ class WeightChange:
         self.pending = None
         self._cache.flush()
         return answers
+
+    def release(
+        self,
+        tags: Iterable[MemoryTag],
+        mark: str,
+        requests: Iterable[Request],
+        wait_again: Callable[[Request], None],
+    ) -> None:
+        """Compute nothing from now on: memory is given back. Requests that run wait again, as in `take`.
+
+        The namespaces get the `mark` if pages of keys and values remain that somebody still holds.
+        """
+        assert self.is_due
+        for request in list(self._batch):
+            self._batch.retract(request)
+            wait_again(request)
+        self.pending, self.released = None, self.released.union(tags)
+        if "kv_cache" not in self.released:
+            return
+        self._cache.flush()
+        if self._cache.num_free < self._cache.num_pages or self._cache.num_host_cached:
+            self._mark = mark
+            for request in requests:
+                self.note(request)

@@ -100,7 +100,7 @@ def test_processes_are_used_again_and_end_with_their_owner() -> None:
         templates = RequestTemplates()
         for _ in range(3):
             await templates.render("x", {}, ARGUMENTS)
-        [process] = templates._idle
+        [process] = templates._pool._idle
         assert process.num_answers == 3
         return process._child.pid
 
@@ -117,8 +117,8 @@ def test_a_process_that_was_killed_is_replaced() -> None:
         templates = RequestTemplates()
         for kill in (lambda child: child.kill(), lambda child: (child.kill(), child.wait())):
             assert await templates.render("{{ messages | length }}", {}, ARGUMENTS) == "2"
-            kill(templates._idle[0]._child)
-        assert await poll_until(lambda: not templates._idle, 60)  # reaped, also while nobody asks
+            kill(templates._pool._idle[0]._child)
+        assert await poll_until(lambda: not templates._pool._idle, 60)  # reaped, also while nobody asks
         assert await templates.render("{{ messages | length }}", {}, ARGUMENTS) == "2"
 
     asyncio.run(main())

@@ -61,6 +61,17 @@ class _TypeTraits(ctypes.Structure):
     )
 
 
+_FLOAT, _SIZE = ctypes.c_float, ctypes.c_size_t
+SAMPLERS: dict[str, tuple[Any, ...]] = {  # of llama.cpp, with the types of their numbers
+    "top_k": (ctypes.c_int32,),
+    "typical": (_FLOAT, _SIZE),
+    "top_p": (_FLOAT, _SIZE),
+    "min_p": (_FLOAT, _SIZE),
+    "xtc": (_FLOAT, _FLOAT, _SIZE, ctypes.c_uint32),
+    "temp_ext": (_FLOAT, _FLOAT, _FLOAT),
+}
+
+
 class LlamaCpp:
     """The library in `path`, the extension module of xllamacpp 2026.10.11549."""
 
@@ -188,6 +199,22 @@ class LlamaCpp:
             found.append([tokens[: len(allowed) - 1], allowed])
         lib.llama_model_free(model)
         return found
+
+    def drawn_from(self, logits: list[float], chain: list[tuple[str, list[float]]]) -> dict[int, float]:
+        """Return the probabilities that a chain of samplers leaves; each is a name in `SAMPLERS` and its numbers."""
+        lib = self._lib
+        data = (_TokenData * len(logits))(*[(token, logit, 0.0) for token, logit in enumerate(logits)])
+        array = _TokenDataArray(data, len(logits), -1, False)
+        for name, numbers in chain:
+            make = getattr(lib, f"llama_sampler_init_{name}")
+            make.restype, make.argtypes = ctypes.c_void_p, SAMPLERS[name]
+            sampler = make(*numbers)
+            lib.llama_sampler_apply(sampler, ctypes.byref(array))
+            lib.llama_sampler_free(sampler)
+        kept = [(each.id, each.logit) for each in array.data[: array.size]]
+        best = max(logit for _, logit in kept)
+        weights = {token: float(np.exp(np.float64(logit) - best)) for token, logit in kept}
+        return {token: weight / sum(weights.values()) for token, weight in sorted(weights.items())}
 
     def _applied(self, sampler: int, vocab_size: int) -> list[float]:
         """Return zeros [V] after the sampler, which is freed."""

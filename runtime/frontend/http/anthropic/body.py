@@ -16,7 +16,7 @@ from ....protocol.errors import RequestError, did_you_mean
 from ....protocol.sampling import MAX_STOPS
 from ...api.bodies import Body, ChatOptionsBody, Many, Text, described, example
 from ...api.chat_body import ChatBody, Effort
-from ...api.chat_messages import MAX_MESSAGES
+from ...api.chat_messages import MAX_MESSAGES, ContentPart, data_url
 from ...api.tool_fields import Function, FunctionName, NamedChoice, SentBody, Tool, ToolChoice
 from ...api.validation import validated
 from ...core.sessions import RetentionHint, cache_control_seconds
@@ -24,6 +24,7 @@ from ..dialects import THREAD_UNSUPPORTED
 from .client_tools import CLIENT_OPTIONS, client_tool
 
 SystemRole = Literal["system", "user"]
+Content = str | list[ContentPart]
 NO_EFFECT = {"cache_control", "caller", "eager_input_streaming", "defer_loading"}
 # The members of each type of block that are read, or that clients send back as they got them.
 _MEMBERS = {
@@ -33,6 +34,7 @@ _MEMBERS = {
     "thinking": ("thinking", "signature"),
     "redacted_thinking": ("data",),
     "document": ("source", "title", "context", "citations"),
+    "image": ("source",),
 }
 
 
@@ -312,10 +314,11 @@ class _Conversation:
                 call = {"id": _text_of(given, "id", where), "type": "function", "function": function}
                 self._last("assistant").setdefault("tool_calls", []).append(call)
             case "tool_result" if role == "user":
-                text = _result_text(given.get("content", ""), f"{where}.content")
-                text = f"Error: {text}" if given.get("is_error") else text
+                result = _result(given.get("content", ""), f"{where}.content")
+                if given.get("is_error"):
+                    result = _joined("Error: ", result, "") if result else "Error: "
                 self.messages.append(
-                    {"role": "tool", "tool_call_id": _text_of(given, "tool_use_id", where), "content": text}
+                    {"role": "tool", "tool_call_id": _text_of(given, "tool_use_id", where), "content": result}
                 )
             case "thinking" if role == "assistant":
                 message = self._last("assistant")
@@ -324,15 +327,21 @@ class _Conversation:
                 pass  # only who encrypted it can read it
             case "document" if role == "user":
                 self._add_text(role, _document_text(given, where))
+            case "image" if role == "user":
+                self._add(role, [_image(given, where)])
             case other:
                 raise RequestError(
                     f"{where} is of type {other!r}, which a {role} message cannot have here", param=where
                 )
 
     def _add_text(self, role: str, text: str) -> None:
+        self._add(role, text)
+
+    def _add(self, role: str, content: Content) -> None:
         message = self._last(role)
         before = message.get("content")
-        message["content"] = text if before is None else f"{before}\n{text}" if role != "assistant" else before + text
+        between = "" if role == "assistant" else "\n"
+        message["content"] = content if before is None else _joined(before, content, between)
 
     def _last(self, role: str) -> dict[str, Any]:
         """Return the last message, or a new one if that is of another role."""
@@ -357,6 +366,50 @@ def _result_text(content: Any, where: str) -> str:
         else:
             raise RequestError(f"{where}[{index}] is of type {kind!r}: this model reads text only", param=where)
     return "\n".join(texts)
+
+
+def _joined(before: Content, after: Content, between: str) -> Content:
+    """Return two contents as one: a text, or parts where one has images."""
+    if not before:
+        return after
+    if isinstance(before, str) and isinstance(after, str):
+        return f"{before}{between}{after}"
+    return [*_parts(before), *_parts(after)]
+
+
+def _parts(content: Content) -> list[ContentPart]:
+    if not isinstance(content, str):
+        return content
+    return [ContentPart(type="text", text=content)] if content else []
+
+
+def _result(content: Any, where: str) -> Content:
+    """Return a tool result. Raises RequestError for blocks that are neither text nor images."""
+    if not isinstance(content, list) or all(
+        not isinstance(each, dict) or each.get("type") != "image" for each in content
+    ):
+        return _result_text(content, where)
+    result: Content = ""
+    for index, block in enumerate(content):
+        place = f"{where}[{index}]"
+        if isinstance(block, dict) and block.get("type") == "image":
+            _check_members("image", block, place)
+            result = _joined(result, [_image(block, place)], "\n")
+        else:
+            result = _joined(result, _result_text([block], where), "\n")
+    return result
+
+
+def _image(block: dict[str, Any], where: str) -> ContentPart:
+    """Return the image of a block. Raises RequestError for a source that is none."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind not in ("base64", "url"):
+        message = f"{where}.source is of type {kind!r}: images come as base64, or as url"
+        raise RequestError(message, param=f"{where}.source")
+    _check_known(source, f"{where}.source", ("type", "media_type", "data") if kind == "base64" else ("type", "url"))
+    text = _text_of(source, "data" if kind == "base64" else "url", f"{where}.source")
+    return ContentPart.of_image(data_url(text) if kind == "base64" else text, where)
 
 
 def _document_text(document: dict[str, Any], where: str) -> str:

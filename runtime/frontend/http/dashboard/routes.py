@@ -107,12 +107,13 @@ class FilesApi:
     async def about(self, request: Request) -> Response:
         """Describe the model, the version and the settings that differ from their defaults."""
         info, viewer = self._generator.core.require_info(), Viewer.of(request)
-        core_config, _ = self._configs
+        core_config, serve_config = self._configs
         return json_response(
             {
                 "version": __version__,
                 "model": msgspec.structs.asdict(info),
                 "has_chat": self._generator.tokenizer.chat is not None,
+                "images": {"max_bytes": serve_config.max_image_bytes} if info.reads_pictures else None,
                 "texts": self._access.reads(viewer, Owner("http", viewer.key)),
                 "flags": self._flags(),
                 "plan_log": core_config.log_plans is not None and viewer.is_admin,

@@ -218,7 +218,10 @@ class LlamaCompletionsApi:
             "model": asked.model,
             "tokens_predicted": usage.completion,
             "tokens_evaluated": usage.prompt,
-            "generation_settings": generation_settings(prompt.sampling, stream=body.stream, n_probs=body.n_probs),
+            "generation_settings": {
+                **generation_settings(prompt.sampling, stream=body.stream, n_probs=body.n_probs),
+                **_lazy_settings(body),
+            },
             "prompt": asked.texts[number],
             "has_new_line": "\n" in sequence.text,
             "truncated": False,  # a prompt that does not fit is refused
@@ -261,3 +264,13 @@ def _limit(info: ModelInfo, tokens: list[int], limit: int | None, field: str) ->
 
 def _prompt(tokens: list[int], sampling: SamplingParams, options: RequestOptions, name: str | None) -> Prompt:
     return Prompt(tokens=tokens, sampling=sampling, options=options, name=name)
+
+
+def _lazy_settings(body: CompletionOptions) -> dict[str, Any]:
+    """Return a lazy grammar as the client gave it: the sampler's has free text before it."""
+    if not body.grammar_lazy:
+        return {}
+    triggers = [
+        trigger.model_dump(include={"type", "value", "token"}, exclude_none=True) for trigger in body.grammar_triggers
+    ]
+    return {"grammar": body.grammar, "grammar_lazy": True, "grammar_triggers": triggers}

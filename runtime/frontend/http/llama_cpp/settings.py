@@ -34,6 +34,8 @@ def generation_settings(sampling: SamplingParams, *, stream: bool, n_probs: int)
         "n_probs": n_probs,
         "min_keep": 0,
         "grammar": constraint.source if constraint is not None and constraint.kind == "grammar" else "",
+        "grammar_lazy": False,
+        "grammar_triggers": [],
         "post_sampling_probs": False,
         "lora": [],
     }

@@ -12,6 +12,7 @@ from ....protocol.core import RequestOptions
 from ....protocol.sampling import SamplingParams
 from ....protocol.version import __version__
 from ...core.tenant import current_tenant
+from ...text.embedding import embed
 from ...text.generation import Generator, Prompt
 from ..errors import error_response
 from ..middleware.auth import require_admin
@@ -58,8 +59,8 @@ class AdminApi:
         return Response(status_code=200)
 
     async def health_generate(self, request: Request) -> Response:
-        """Return 200 after generating one token, 503 while generation is paused."""
-        self._core.require_info()
+        """Return 200 after generating one token, or embedding one where nothing is generated, 503 while paused."""
+        info = self._core.require_info()
         if (await self._core.stats()).is_paused:
             return error_response(503, "generation is paused")
         tokenizer = self._generator.tokenizer
@@ -67,9 +68,11 @@ class AdminApi:
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         # The server's own request: a supervisor with an ordinary key may ask for it before others' requests.
         current_tenant.set(current_tenant.get()._replace(is_admin=True))
-        with self._generator.start(
-            Prompt(tokens=[token], sampling=sampling, options=RequestOptions(priority=1))
-        ) as samples:
+        options = RequestOptions(priority=1)
+        if not info.generates:
+            await cancel_on_disconnect(request, embed(self._core, [[token]], info.encoder or "last", options))
+            return Response(status_code=200)
+        with self._generator.start(Prompt(tokens=[token], sampling=sampling, options=options)) as samples:
             await cancel_on_disconnect(request, samples[0].result())
         return Response(status_code=200)
 
@@ -80,7 +83,7 @@ class AdminApi:
             {
                 "model_path": info.path,
                 "tokenizer_path": info.path,
-                "is_generation": True,
+                "is_generation": info.generates,
                 **msgspec.structs.asdict(info),
             }
         )

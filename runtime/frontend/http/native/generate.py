@@ -97,6 +97,8 @@ class NativeApi:
         prompts = body.prompts()
         if len(prompts) != 1 or isinstance(body.sampling_params, list) or body.sampling_params.n != 1:
             raise RequestError("a request of a session has one prompt and one output", param="session_params")
+        if body.image_data:
+            raise RequestError("a request of a session has no images: send the whole prompt", param="image_data")
         own = await self._answers.tokens(prompts[0])
         before = await self._sessions.begin(key, params)
         if before and own[:1] == [self._generator.tokenizer.bos_id]:

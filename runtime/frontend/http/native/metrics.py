@@ -126,7 +126,9 @@ class _MetricFamilies:
         gauge("kv_page_tokens", "Tokens of a KV page", info.page_size)
         self._endpoint_picker(info)
         gauge(
-            "kv_held", "Share of the KV pool's pages that running requests hold", stats.num_held_pages / info.num_pages
+            "kv_held",
+            "Share of the KV pool's pages that running requests hold",
+            stats.num_held_pages / max(1, info.num_pages),
         )
         gauge("kv_slots_held", "Tokens' places that running requests hold", stats.num_held_pages * info.page_size)
         gauge("cached_pages", "KV pages that hold prefixes for reuse", stats.num_cached_pages)
@@ -165,6 +167,9 @@ class _MetricFamilies:
         gauge("grammars", "Compiled constraints that are cached", measures.num_grammars)
         gauge("grammar_bytes", "Memory of cached constraints and their masks", measures.num_grammar_bytes)
         counter("grammar_renewals", "Automata of constraints that were begun afresh", measures.num_grammar_renewals)
+        if info.reads_pictures:
+            histogram("tower_seconds", "One pass of the vision tower, of one image", measures.tower)
+            counter("reused_images", "Images of prompts whose features were kept", measures.num_reused_pictures)
 
     def _endpoint_picker(self, info: ModelInfo) -> None:
         """Add what the endpoint pickers of llm-d and the gateway inference extension read from labels.
@@ -221,6 +226,7 @@ class _MetricFamilies:
             "disk_writing", "1 if this process writes to the disk cache", disk.is_writer and not disk.has_failed
         )
         self._counter("disk_hit_tokens", "Prompt tokens whose KV came from the disk", disk.num_hit_tokens)
+        self._counter("disk_ahead_tokens", "Tokens whose KV was read before a request came", disk.num_ahead_tokens)
         self._counter("disk_saved_pages", "KV pages written to the disk", disk.num_saved)
         self._counter("disk_evicted_pages", "KV pages removed from the disk for want of room", disk.num_evicted)
         self._counter("disk_damaged_pages", "KV pages on disk that were dropped as damaged", disk.num_damaged)

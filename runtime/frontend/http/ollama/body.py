@@ -14,7 +14,7 @@ from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS, PARAMETERS
 from ...api.bodies import Body, ChatOptionsBody, Many, Text, TokenIds, described, example, sampling_fields
 from ...api.chat_body import ChatBody
-from ...api.chat_messages import MAX_MESSAGES
+from ...api.chat_messages import MAX_MESSAGES, ContentPart, data_url
 from ...api.embeddings import MAX_INPUTS
 from ...api.tool_fields import Tool
 from ...api.validation import validated
@@ -31,7 +31,7 @@ def _whole(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 Off = Annotated[float, Field(ge=1, le=1)]  # of a filter that the sampler does not have
 LoadOption = bool | int | float | None
-Images = Annotated[list[Any], described(maxItems=0)]
+Images = Annotated[Many[Text], described(maxItems=0)]  # in base64; the document leaves them out, as models may
 
 
 _DRAW = [row.name for row in PARAMETERS.values() if row.stage == "draw" or row.name.startswith("dry_")]
@@ -197,8 +197,8 @@ class OllamaChatBody(AnswerBody):
         unanswered: list[tuple[str, str]] = []  # id and function of the calls that wait for a result
         for index, message in enumerate(self.messages):
             where = f"messages[{index}]"
-            refuse_images(message.images, f"{where}.images")
-            given: dict[str, Any] = {"role": message.role, "content": message.content}
+            content = _with_images(message.content, message.images, f"{where}.images")
+            given: dict[str, Any] = {"role": message.role, "content": content}
             if message.name or message.tool_name:
                 given["name"] = message.name or message.tool_name
             if message.thinking is not None:
@@ -229,12 +229,14 @@ class OllamaGenerateBody(AnswerBody):
 
     def chat(self) -> ChatBody:
         """Convert to a chat body of one turn. Raises RequestError for fields that exclude one another."""
-        refuse_images(self.images, "images")
         if self.raw and (self.system or self.context):
             given = "system" if self.system else "context"
             raise RequestError(f"a raw prompt has no {given}: put it into the prompt", param=given)
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.chat_body([*system, {"role": "user", "content": self.prompt}], [])
+        if self.raw and self.images:
+            raise RequestError("a raw prompt has no images: leave raw out", param="images")
+        content = _with_images(self.prompt, self.images, "images")
+        return self.chat_body([*system, {"role": "user", "content": content}], [])
 
 
 class OllamaEmbedBody(ServedModelBody):
@@ -272,9 +274,12 @@ class OllamaPullBody(ServedModelBody):
     insecure: bool = False
 
 
-def refuse_images(images: list[Any] | None, where: str) -> None:
-    if images:
-        raise RequestError(f"{where}: this model reads text only", param=where)
+def _with_images(text: str, images: list[str] | None, where: str) -> str | list[ContentPart]:
+    """Return a content with images before its text, as Ollama puts them."""
+    if not images:
+        return text
+    parts = [ContentPart.of_image(data_url(image), f"{where}[{index}]") for index, image in enumerate(images)]
+    return [*parts, *([ContentPart(type="text", text=text)] if text else [])]
 
 
 def _call(call: OllamaToolCall, made_id: str) -> dict[str, Any]:

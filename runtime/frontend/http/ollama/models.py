@@ -152,16 +152,15 @@ class OllamaModelsApi:
         self, texts: list[str], info: ModelInfo, param: str, adapter: str | None, *, truncate: bool
     ) -> list[Embedded]:
         encoder = self._generator.encoder
+        pooling = checkpoint_pooling(info)
         bound = TokenLimit(max(MAX_TRUNCATED_TOKENS, info.max_request_tokens), param, 0) if truncate else None
         prompts = [await encoder.encode_prompt(text, param=param, bound=bound) for text in texts]
         if truncate:
-            prompts = [ids[: info.max_request_tokens] for ids in prompts]
+            prompts = [_truncated(ids, info) for ids in prompts]
         if not all(prompts):
             raise RequestError(f"{param} must not be empty", param=param)
         with name_prompt_field(param):
-            return await embed(
-                self._core, prompts, checkpoint_pooling(Path(info.path)), RequestOptions(adapter=adapter)
-            )
+            return await embed(self._core, prompts, pooling, RequestOptions(adapter=adapter))
 
     async def pull(self, body: OllamaPullBody) -> Response:
         """Answer that the served model is there. Raises NotFoundError for another model."""
@@ -176,6 +175,14 @@ class OllamaModelsApi:
         raise HTTPException(
             501, f"{request.url.path} manages models, and this server serves one: start it with `ramiform serve MODEL`"
         )
+
+
+def _truncated(ids: list[int], info: ModelInfo) -> list[int]:
+    """Return the first ids of a text, with an encoder's end mark behind them."""
+    most = info.max_request_tokens
+    if len(ids) <= most or info.encoder is None:
+        return ids[:most]
+    return [*ids[: most - 1], ids[-1]]
 
 
 def _entry(info: ModelInfo) -> dict[str, Any]:

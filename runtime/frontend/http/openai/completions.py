@@ -22,7 +22,7 @@ from ...api.chunks import ChunkBuilder
 from ...api.fields import MAX_TOP, CompletionFields
 from ...api.finish import finish_fields
 from ...api.logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
-from ...api.rendered import rendered_request
+from ...api.rendered import prompt_ids, rendered_request
 from ...api.usage import DraftCounts, Stopwatch, Usage
 from ...core.sessions import core_retention
 from ...text.encoding import completion_token_limit
@@ -30,6 +30,7 @@ from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStre
 from ...text.merge import merge
 from ...text.named_fields import name_constraint_field
 from ...text.offload import cooperative_iter
+from ...text.pictures import ImageSource, placed
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 
@@ -43,6 +44,11 @@ class CompletionBody(CompletionFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     add_special_tokens: bool = True
     continued_tokens: Annotated[int, Field(ge=0)] = 0
+    image_data: Many[Text] | None = None  # data URLs, base64 or URLs, for the placeholders of a prompt of token ids
+
+    def images(self) -> list[ImageSource]:
+        """Return the prompt's images."""
+        return [ImageSource(given, f"image_data[{index}]") for index, given in enumerate(self.image_data or [])]
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError for none, and for too many."""
@@ -69,6 +75,11 @@ class CompletionBody(CompletionFields):
             )
         if self.continued_tokens and any(isinstance(prompt, str) for prompt in self.prompts()):
             raise RequestError("continued_tokens needs a prompt of token ids", param="continued_tokens")
+        if self.image_data and (len(prompts := self.prompts()) > 1 or isinstance(prompts[0], str)):
+            message = "image_data needs one prompt of token ids; texts with images go to /generate or in a chat"
+            raise RequestError(message, param="image_data")
+        if self.image_data and self.truncate_prompt_tokens is not None:
+            raise RequestError("image_data and truncate_prompt_tokens exclude each other", param="image_data")
 
     @property
     def num_continued(self) -> int:
@@ -161,7 +172,8 @@ class CompletionsApi:
         given = body.prompts()
         if len(given) * (body.best_of or body.n) > MAX_BATCH:
             raise RequestError(f"{len(given)} prompts may have at most {MAX_BATCH} outputs in all", param="n")
-        options = body.request_options(info)
+        options, sources = body.request_options(info), body.images()
+        shown = await self._generator.pictures("image_data").prepare(sources, options.namespace) if sources else []
         truncation = body.truncation(info, body.max_tokens)
         bound = truncation.bound if truncation else await encoder.prompt_bound("prompt", body.max_tokens)
         prompts = []
@@ -182,7 +194,11 @@ class CompletionsApi:
                     Prompt(
                         tokens=ids,
                         sampling=body.sampling(num_tokens, None if constraint is None else constraint[0]),
-                        options=msgspec.structs.replace(options, retain=core_retention(body.retention, "", len(ids))),
+                        options=msgspec.structs.replace(
+                            options,
+                            retain=core_retention(body.retention, "", len(ids)),
+                            pictures=placed(shown, ids, self._generator.tokenizer),
+                        ),
                         session=body.session,
                         name=body.name,
                     ),
@@ -231,7 +247,7 @@ class CompletionsApi:
             columns = writer.columns([*echoed, *sequence.ids], [*echoed_logprobs, *values])
         ids: dict[str, Any] = {}
         if body.return_token_ids:
-            ids = {"prompt_token_ids": question.prompt.tokens, "token_ids": sample.output_ids}
+            ids = prompt_ids(question.prompt) | {"token_ids": sample.output_ids}
         if body.prompt_logprobs is not None:
             ids["prompt_logprobs"] = prompt_logprobs(self._texts, sample.prompt_logprobs, body.prompt_logprobs)
         return {
@@ -278,7 +294,7 @@ class CompletionsApi:
                 yield _chunk(index, question.text, columns)
             ids = {}
             if body.return_token_ids:
-                ids = {"prompt_token_ids": question.prompt.tokens if is_first else None}
+                ids = prompt_ids(question.prompt) if is_first else {"prompt_token_ids": None}
             is_first = False
             over = sample.generated
             if not (piece.text or piece.ids or over):

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: a decoder's final hidden states as vectors of texts."""
+"""`/v1/embeddings`: final hidden states as vectors of texts."""
 
 from __future__ import annotations
 

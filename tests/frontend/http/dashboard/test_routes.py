@@ -16,7 +16,7 @@ from ramiform.runtime.programs.records.view import ProgramRow
 from ...harness import run
 from ...served import check_error, served
 
-MAX_BYTES = 250_000
+MAX_BYTES = 265_000
 BROWSER = {"accept": "text/html,*/*"}
 
 

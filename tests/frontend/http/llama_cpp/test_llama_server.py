@@ -19,7 +19,7 @@ SAME += ("truncated", "stop_type", "stopping_word", "tokens_cached")
 # Of llama-server's settings, those that the sampler does not have, and those of its slots, formats and drafts.
 OTHERS = {"mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "preserved_tokens", "chat_format"}
 OTHERS |= {"reasoning_format", "reasoning_in_content", "generation_prompt", "samplers", "speculative.types"}
-OTHERS |= {"timings_per_token", "backend_sampling", "grammar_lazy", "grammar_triggers"}
+OTHERS |= {"timings_per_token", "backend_sampling"}
 OURS = {"seed": None, "repeat_last_n": -1, "dry_penalty_last_n": -1, "top_n_sigma": 0.0}  # other values of the same
 
 

@@ -16,6 +16,8 @@ from ramiform.tests.frontend.http.llama_cpp.models import write_model
 OUT = Path(__file__).with_name("answers.json")
 GREEDY = {"temperature": 0, "n_predict": 12}
 STORY = "Once upon a time"
+LAZY = {"grammar": 'root ::= "Topic:" " " [a-c]{3} "!"', "grammar_lazy": True, "return_tokens": True}
+TRIGGERS = [{"type": 2, "value": "Top[ij]c"}, {"type": 3, "value": r"[\s\S]*?(Top[ij]c)[\s\S]*"}]
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/completion", {"prompt": STORY, **GREEDY, "return_tokens": True}),
     ("POST", "/completion", {"prompt": STORY, **GREEDY, "n_probs": 3}),
@@ -30,6 +32,14 @@ REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/rerank", {"query": "a", "documents": ["b"]}),
     ("GET", "/props", {}),
     ("GET", "/slots", {}),
+    *(
+        (
+            "POST",
+            "/completion",
+            {"prompt": STORY, **GREEDY, **LAZY, "grammar_triggers": [{"type": kind, "value": value}]},
+        )
+        for kind, value in TRIGGERS
+    ),
 ]
 _AROUND = {"input_prefix": "The dog went", "input_suffix": "and was happy.", **GREEDY}
 INFILLS: list[tuple[str, str, dict[str, Any]]] = [

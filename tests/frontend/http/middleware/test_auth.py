@@ -24,6 +24,23 @@ ACTIONS: list[tuple[str, str, dict[str, Any] | None]] = [
 ]
 
 
+# What only an admin may do to the weights and the memory of all users' model.
+OF_THE_MODEL: list[tuple[str, dict[str, Any] | None]] = [
+    ("/update_weights_from_disk", {"model_path": "/weights"}),
+    ("/update_weights_from_tensor", {"shared_memory": "weights"}),
+    ("/release_memory_occupation", {}),
+    ("/resume_memory_occupation", {}),
+    ("/sleep", None),
+    ("/wake_up", None),
+    ("/destroy_weights_update_group", {}),
+    ("/update_weights_from_distributed", {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]]}),
+    (
+        "/init_weights_update_group",
+        {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2},
+    ),
+]
+
+
 async def act(client: httpx.AsyncClient, key: str | None) -> list[httpx.Response]:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return [await client.request(method, path, json=body, headers=headers) for method, path, body in ACTIONS]
@@ -79,6 +96,9 @@ def test_a_user_among_others_may_not(settings: dict[str, str]) -> None:
             for key in ("wrong", None):
                 for answer in await act(client, key):
                     check_error(answer, 401, None, "API key")
+            for path, body in OF_THE_MODEL:
+                answer = await client.post(path, json=body, headers={"authorization": "Bearer a"})
+                check_error(answer, 403, None, "admin key")
             mine = {"authorization": "Bearer a"}
             assert (await client.post("/abort_request", json={"rid": "mine"}, headers=mine)).status_code == 200
             assert (await client.get("/server_info", headers=mine)).status_code == 200

@@ -82,6 +82,8 @@ def test_parameters_arrive_as_they_are_meant() -> None:
                 "extra_key": "tenant",
                 "image_data": None,
                 "return_hidden_states": False,
+                "return_routed_experts": True,
+                "routed_experts_start_len": 1,
             }
             assert (await client.post("/generate", json=body)).status_code == 200
             [request] = built.core.requests
@@ -90,7 +92,7 @@ def test_parameters_arrive_as_they_are_meant() -> None:
             assert (params.logit_bias, params.seed) == ({17: -3.0}, 11)
             assert params.constraint == Constraint("json_schema", '{"z": 1, "a": 2}')
             assert request.logprobs == LogprobParams(num_top=2)
-            assert (request.priority, request.namespace) == (3, "tenant")
+            assert (request.priority, request.namespace, request.routed_from) == (3, "tenant", 1)
 
     run(main())
 

@@ -1,11 +1,12 @@
 // Requests of the playground and their answers: streams, tokens with their details, forks.
 //
-// An answer is {id, request: {path, body}, seed, text, reasoning, calls, tokens, promptIds, finish, usage, timings, error,
+// An answer is {id, request: {path, body}, seed, text, reasoning, calls, tokens, promptIds, imagePlaces, finish, usage, timings, error,
 // isRunning, from}. `from` of a fork is {id, at}: the answer it left and the position of its first token of its own.
 // A token is {text, id, logprob, masked_logprob, allowed_mass, num_allowed, entropy, origin, top_logprobs}; the server's
 // fields, null where it did not send them.
 
 import { api } from "./api.js";
+import { imagesOf, withImages } from "./images.js";
 
 const FLUSH_MS = 40;
 const CHAT = "v1/chat/completions";
@@ -33,7 +34,7 @@ export function newAnswers(request, common = {}) {
   const { n = 1, seed = null } = request.body;
   return Array.from({ length: n }, (_, index) => ({
     id: newId(), request, seed: seed === null ? null : seed + index,
-    text: "", reasoning: "", calls: [], tokens: [], promptIds: null, finish: null, usage: null, timings: null, error: null,
+    text: "", reasoning: "", calls: [], tokens: [], promptIds: null, imagePlaces: [], finish: null, usage: null, timings: null, error: null,
     isRunning: true, from: null, ...common,
   }));
 }
@@ -72,7 +73,9 @@ export async function run(request, answers, onChange, signal) {
   };
   const changed = () => (timer ??= setTimeout(flush, Math.max(FLUSH_MS, 2 * cost)));
   try {
-    await api.stream(request.path, request.body, (event) => {
+    const { body, lost } = withImages(request.body);
+    if (lost.length) throw new Error(`A reload has lost ${lost.join(", ")}: add it again.`);
+    await api.stream(request.path, body, (event) => {
       for (const choice of event.choices) addChoice(drafts[choice.index], choice, event, request);
       if (event.usage) for (const draft of drafts) Object.assign(draft, { usage: event.usage, timings: event.timings ?? null });
       changed();
@@ -96,7 +99,9 @@ export async function run(request, answers, onChange, signal) {
 function addChoice(draft, choice, event, { path, body }) {
   const isChat = path === CHAT;
   const isEcho = body.echo && draft.text === "" && !isChat; // the first chunk repeats the prompt
-  draft.promptIds ??= (isChat ? event.prompt_token_ids : choice.prompt_token_ids) ?? null;
+  const told = isChat ? event : choice;
+  draft.promptIds ??= told.prompt_token_ids ?? null;
+  draft.imagePlaces = told.prompt_image_places ?? draft.imagePlaces;
   if (isChat) {
     const delta = choice.delta;
     draft.text += delta.content ?? "";
@@ -180,6 +185,7 @@ export function forkRequest(answer, at, ids, contextLength) {
   const kept = Object.fromEntries(Object.entries(body).filter(([name]) => !NOT_FORKED.has(name)));
   const hasConstraint = ["response_format", "json_schema", "regex", "grammar", "structural_tag", "structured_outputs"].some((name) => name in kept);
   if (!hasConstraint) delete kept.additional_properties; // it was about tools
+  const images = imagesOf(body);
   const before = [...answer.tokens.slice(0, at).map((token) => token.id), ...ids];
   // A fork's own request continued tokens of its answer already; its prompt and its limit count from there.
   const continued = body.continued_tokens ?? 0;
@@ -188,7 +194,7 @@ export function forkRequest(answer, at, ids, contextLength) {
   return {
     path: COMPLETIONS,
     body: {
-      ...kept, prompt: [...answer.promptIds, ...before], continued_tokens: earlier + before.length,
+      ...kept, ...(images.length ? { image_data: images } : {}), prompt: [...answer.promptIds, ...before], continued_tokens: earlier + before.length,
       max_tokens: Math.max(1, limit - before.length), logprobs: body.top_logprobs ?? (body.logprobs === true ? 0 : body.logprobs ?? 0),
       ...(answer.seed === null ? {} : { seed: answer.seed }),
     },
@@ -202,7 +208,7 @@ export async function forkAnswer(answer, at, chosen, contextLength) {
   const ids = own.map(({ id }) => id);
   const { text } = await api.post("detokenize", { tokens: [...shared.map(({ id }) => id), ...ids] });
   const [fork] = newAnswers(forkRequest(answer, at, ids, contextLength), {
-    text, tokens: [...shared, ...own], promptIds: answer.promptIds, seed: answer.seed, from: { id: answer.id, at },
+    text, tokens: [...shared, ...own], promptIds: answer.promptIds, imagePlaces: answer.imagePlaces, seed: answer.seed, from: { id: answer.id, at },
   });
   return fork;
 }

@@ -3,10 +3,11 @@
 import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
 import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";
 import { AnswerView, CopyRequest } from "./answer_view.js";
+import { contentOf, forgetImages, ImagePicker, Images, keepImage } from "./images.js";
 import { chosenConstraint, structured } from "./structured.js";
 import { JsonTree, parseJson } from "./json_tree.js";
 import { createStore, ErrorNote, useKeys, useStore } from "./ui.js";
-import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
+import { html, useCallback, useEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const PATH = "v1/chat/completions";
 const EXAMPLE_TOOLS = [{
@@ -17,8 +18,8 @@ const EXAMPLE_TOOLS = [{
 const ofAnswers = (change) => (state) => ({
   ...state, messages: state.messages.map((message) => (message.answers ? { ...message, answers: message.answers.map(change) } : message)),
 });
-// A message is {id, role: "user" | "tool", text, callId} or {id, role: "assistant", answers, chosen}.
-const chat = createStore("chat", { system: "", tools: "", toolChoice: "auto", format: "text", draft: "", messages: [] },
+// A message is {id, role: "user" | "tool", text, images, callId} or {id, role: "assistant", answers, chosen}.
+const chat = createStore("chat", { system: "", tools: "", toolChoice: "auto", format: "text", draft: "", images: [], messages: [] },
   { revive: ofAnswers(revivedAnswer), slim: ofAnswers(slimAnswer) });
 
 let lastId = Date.now();
@@ -27,7 +28,7 @@ const newId = () => (++lastId).toString(36);
 const shownAnswer = (message) => message.answers.find(({ id }) => id === message.chosen) ?? message.answers.at(-1);
 
 function wireMessage(message) {
-  if (message.role === "user") return { role: "user", content: message.text };
+  if (message.role === "user") return { role: "user", content: contentOf(message) };
   if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.text };
   const { text, calls } = shownAnswer(message);
   if (!calls.length) return { role: "assistant", content: text };
@@ -88,7 +89,7 @@ export function ChatView({ about }) {
   const state = useStore(chat);
   const [error, setError] = useState(null);
   const [editing, setEditing] = useState(null);
-  const { messages, draft } = state;
+  const { messages, draft, images } = state;
   const isRunning = messages.some(({ answers }) => answers?.some((answer) => answer.isRunning));
   const end = useRef(null);
   const isAtEnd = useRef(true);
@@ -103,14 +104,26 @@ export function ChatView({ about }) {
   });
   useKeys({ Escape: () => isRunning && (stop("chat"), true) });
 
+  const isEmpty = !draft.trim() && !images.length;
   const send = () => {
-    if (isRunning || !draft.trim()) return;
-    const before = [...messages, { id: newId(), role: "user", text: draft }];
+    if (isRunning || isEmpty) return;
+    const before = [...messages, { id: newId(), role: "user", text: draft, images }];
     isAtEnd.current = true;
     const problem = ask(about, before, null);
     setError(problem);
-    if (!problem) chat.set({ draft: "" });
+    if (!problem) chat.set({ draft: "", images: [] });
   };
+  const addFiles = useCallback(async (files) => {
+    setError(null);
+    for (const file of files) {
+      try {
+        const image = await keepImage(file, about.images.max_bytes);
+        chat.set(({ images: before }) => ({ images: [...before, image] }));
+      } catch (problem) {
+        setError({ param: "image", message: problem.message });
+      }
+    }
+  }, [about]);
   const again = (index) => setError(ask(about, messages.slice(0, index), messages[index].id));
   const saveEdit = (index, text, goOn) => {
     const message = messages[index];
@@ -154,12 +167,14 @@ export function ChatView({ about }) {
       <form class="composer panel" onSubmit=${(event) => (event.preventDefault(), send())}>
         <textarea data-main-input name="message" aria-label="Message" rows=${Math.min(12, Math.max(2, draft.split("\n").length))} placeholder="Message (/)"
           value=${draft} onInput=${(event) => chat.set({ draft: event.target.value })} onKeyDown=${onKeyDown}></textarea>
+        <${Images} images=${images} onRemove=${(id) => chat.set({ images: images.filter((image) => image.id !== id) })} />
         <div class="row">
-          <${CopyRequest} about=${about} request=${() => nextRequest(chat.get(), [...messages, ...(draft ? [{ role: "user", text: draft }] : [])], about).request} />
+          ${about.images ? html`<${ImagePicker} onFiles=${addFiles} />` : null}
+          <${CopyRequest} about=${about} request=${() => nextRequest(chat.get(), [...messages, ...(isEmpty ? [] : [{ role: "user", text: draft, images }])], about).request} />
           <span class="grow"></span>
-          ${messages.length ? html`<button type="button" class="quiet" disabled=${isRunning} onClick=${() => chat.set({ messages: [] })}>Clear</button>` : null}
+          ${messages.length ? html`<button type="button" class="quiet" disabled=${isRunning} onClick=${() => (chat.set({ messages: [], images: [] }), forgetImages())}>Clear</button>` : null}
           ${isRunning ? html`<button type="button" title="Escape" onClick=${() => stop("chat")}>Stop</button>`
-            : html`<button type="submit" class="primary" title="Enter or Ctrl+Enter; Shift+Enter begins a line" disabled=${!draft.trim()}>Send</button>`}
+            : html`<button type="submit" class="primary" title="Enter or Ctrl+Enter; Shift+Enter begins a line" disabled=${isEmpty}>Send</button>`}
         </div>
       </form>
       <div ref=${end}></div>
@@ -211,7 +226,7 @@ function Message({ message, about, isEditing, isRunning, isLast, onEdit, onSave,
   return html`<article class=${`message ${message.role}`} aria-label=${name}>
     <h3 class="small muted">${name}</h3>
     ${isEditing ? html`<${Editor} message=${message} onSave=${onSave} onCancel=${() => onEdit(null)} />`
-      : message.role !== "assistant" ? html`<div class="text">${message.text}</div>
+      : message.role !== "assistant" ? html`<${Images} images=${message.images} /><div class="text">${message.text}</div>
         <div class="row answer-bar small"><button type="button" class="quiet" disabled=${isRunning} onClick=${() => onEdit(message.id)}>Edit</button>
           <button type="button" class="quiet" disabled=${isRunning} onClick=${onDelete} title="Remove this message and all after it">Remove</button></div>`
       : message.answers.length ? html`

@@ -132,8 +132,15 @@ function Texts({ view, event }) {
   if (event.error) return html`<pre class="bad-text">${event.error}</pre>`;
   if (!view.texts) return html`<p class="muted small">The server does not show texts.</p>`;
   const cut = event.cut ? html`<span class="muted small">cut at 4,000 characters</span>` : null;
+  if (event.image) return html`<${ShownImage} label=${event.label} image=${event.image} />`;
   if (event.samples) return html`<ol class="samples">${event.samples.map((sample, index) => html`<li key=${index}><pre>${sample}</pre></li>`)}</ol>${cut}`;
   return event.text ? html`<pre class="text">${event.text}</pre>${cut}` : null;
+}
+
+/** An image that was appended: its small view where there is one, its size and digest. */
+function ShownImage({ label, image: { url, digest } }) {
+  const named = `${label}, SHA-256 ${digest}`;
+  return html`<figure class="shown-image">${url && html`<img src=${url} alt=${named} />`}<figcaption class="small muted">${named}</figcaption></figure>`;
 }
 
 const OPERATION_COLUMNS = [

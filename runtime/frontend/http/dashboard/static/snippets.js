@@ -1,6 +1,7 @@
 // The request as text to copy: curl, the openai package, a program of the language.
 
 import { getKey, urlOf } from "./api.js";
+import { withImages } from "./images.js";
 
 const OPENAI = {
   "v1/chat/completions": ["client.chat.completions.create", new Set(["messages", "model", "stream", "stream_options", "temperature", "top_p", "max_tokens", "max_completion_tokens",
@@ -14,13 +15,24 @@ const GEN = ["max_tokens", "min_tokens", "n", "temperature", "top_p", "top_k", "
 // Fields that say how the answer is sent, not what it is.
 const TRANSPORT = new Set(["model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "token_details", "return_token_ids"]);
 
+const MAX_ARGUMENT = 30_000; // characters, which four bytes may stand for
+
 const base = () => urlOf("").href.replace(/\/$/, "");
 const shellQuoted = (text) => `'${text.replace(/'/g, `'\\''`)}'`;
 
-export function curl({ path, body }) {
+/** Return what `make` makes of a request with its images, after comments that name those that are lost. */
+const copied = (make) => ({ path, body: named }, ...more) => {
+  const { body, lost } = withImages(named);
+  return lost.map((name) => `# Left out, as a reload of the page has lost it: ${name.replace(/\s+/g, " ")}\n`).join("") + make({ path, body }, ...more);
+};
+
+export const curl = copied(({ path, body }) => {
   const key = getKey() ? ` \\\n  -H "Authorization: Bearer $API_KEY"` : "";
-  return `curl -N ${base()}/${path} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${shellQuoted(JSON.stringify(body))}\n`;
-}
+  const json = JSON.stringify(body);
+  // One argument of a command holds 128 KiB.
+  const data = json.length < MAX_ARGUMENT ? `${shellQuoted(json)}\n` : `@- <<'JSON'\n${json}\nJSON\n`;
+  return `curl -N ${base()}/${path} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${data}`;
+});
 
 /** Return a Python literal of a JSON value. */
 export function python(value, indent = "") {
@@ -40,7 +52,7 @@ export function python(value, indent = "") {
 // JSON's escapes are Python's, but for surrogate pairs, which JSON.stringify leaves as characters.
 const pythonString = (text) => JSON.stringify(text).replace(/\u2028|\u2029|\u007f/g, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
-export function openaiPython({ path, body }) {
+export const openaiPython = copied(({ path, body }) => {
   const [method, known] = OPENAI[path];
   const own = Object.entries(body).filter(([name]) => known.has(name));
   const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !known.has(name)));
@@ -56,10 +68,10 @@ for chunk in stream:
         print(${piece}, end="", flush=True)
 print()
 `;
-}
+});
 
 /** Return a program whose `gen` draws the same answer. Fields that the language does not have are named in a comment. */
-export function ramiformProgram({ path, body }, contextLength) {
+export const ramiformProgram = copied(({ path, body }, contextLength) => {
   const options = Object.fromEntries(GEN.filter((name) => body[name] !== undefined).map((name) => [name, body[name]]));
   const [constraintField, constraint] = constraintOf(body) ?? [null, {}];
   Object.assign(options, constraint);
@@ -68,10 +80,12 @@ export function ramiformProgram({ path, body }, contextLength) {
   if (Array.isArray(body.prompt)) missing.push("prompt (token ids)");
   const call = `gen("answer", ${Object.entries(options).map(([name, value]) => `${name}=${python(value, "        ")}`).join(", ")})`;
   const steps = path === "v1/chat/completions" ? chatSteps(body.messages, call, missing) : [`s += ${pythonString(String(body.prompt))} + ${call}`];
+  const hasImages = steps.some((step) => step.includes(`(${IMAGE_CALL}`));
   const roles = ["assistant", "system", "user"].filter((role) => steps.some((step) => step.includes(`${role}(`)));
+  const imports = [...(hasImages ? ["base64"] : []), ...(getKey() ? ["os"] : [])];
   const backend = `ramiform.HttpRuntime(${pythonString(base())}${getKey() ? `, api_key=os.environ["API_KEY"]` : ""})`;
-  return `${getKey() ? "import os\n\n" : ""}import ramiform
-from ramiform import ${[...roles, "gen"].sort().join(", ")}
+  return `${imports.map((name) => `import ${name}\n`).join("")}${imports.length ? "\n" : ""}import ramiform
+from ramiform import ${[...roles, "gen", ...(hasImages ? ["image"] : [])].sort().join(", ")}
 
 
 ${missing.map((name) => `# Not part of the program: ${name}\n`).join("")}@ramiform.function
@@ -81,13 +95,16 @@ ${steps.map((step) => `    ${step}\n`).join("")}
 state = program.run(backend=${backend})
 print(state["answer"])
 `;
-}
+});
+
+const IMAGE_CALL = "image(base64.b64decode(";
+const partExpression = (part) => (part.type === "image_url" ? `${IMAGE_CALL}${pythonString(part.image_url.url.split(",")[1])}))` : pythonString(part.text));
 
 function chatSteps(messages, call, missing) {
   const steps = [];
   for (const { role, content, tool_calls: calls } of messages) {
     if (calls || !["system", "user", "assistant"].includes(role)) missing.push(`a message of the role ${role}${calls ? " with calls" : ""}`);
-    else steps.push(`s += ${role}(${pythonString(content ?? "")})`);
+    else steps.push(`s += ${role}(${(Array.isArray(content) ? content.map(partExpression) : [pythonString(content ?? "")]).join(" + ")})`);
   }
   return [...steps, `s += assistant(${call})`];
 }

@@ -1,10 +1,12 @@
 // The token strip: the tokens of an answer and of its forks, one column a position, so that branches stay aligned.
 
 import { forkObstacle, tokenTexts } from "./answer.js";
-import { createStore, probability, useKeys, useStore } from "./ui.js";
-import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.mjs";
+import { imagesOf, keptUrl } from "./images.js";
+import { count, createStore, probability, useKeys, useStore } from "./ui.js";
+import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const PAGE = 600; // columns that are shown at first
+const PROMPT_CHIPS = 120; // of a prompt that are shown at first
 const BLOCK = 40; // columns that are drawn together
 const ENTROPY_STEPS = [0.05, 0.3, 0.8, 1.5, 2.5]; // nats: colours change there
 const SURPRISE_STEPS = [0.1, 0.5, 1.5, 3, 5]; // nats: minus the log-probability
@@ -192,21 +194,44 @@ function Legend({ family, colour }) {
   </div>`;
 }
 
+/** Return the chips of a prompt: {index, num, image}. All tokens of an image are one; `image` is its number, else null. */
+function promptChips(promptIds, imagePlaces) {
+  const chips = [];
+  let place = 0;
+  for (let index = 0; index < promptIds.length; ) {
+    const [begin, end] = imagePlaces[place] ?? [];
+    const isImage = index === begin;
+    chips.push({ index, num: isImage ? end - begin : 1, image: isImage ? place++ : null });
+    index = isImage ? end : index + 1;
+  }
+  return chips;
+}
+
+function ImageChip({ number, num, url }) {
+  const named = `image ${number + 1}: ${count(num)} tokens`;
+  return html`${url && html`<img src=${url} alt="" />`}<span class="text">${named}</span>`;
+}
+
 function PromptTokens({ answer }) {
-  const { promptIds, usage } = answer;
+  const { promptIds, imagePlaces, usage, request } = answer;
   const [texts, setTexts] = useState(null);
   const [all, setAll] = useState(false);
-  const first = all ? 0 : Math.max(0, promptIds.length - 120);
+  const chips = useMemo(() => promptChips(promptIds, imagePlaces), [promptIds, imagePlaces]);
+  const first = all ? 0 : Math.max(0, chips.length - PROMPT_CHIPS);
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const images = imagesOf(request.body);
   useEffect(() => {
     let over = false;
-    tokenTexts(promptIds.slice(first)).then((found) => !over && setTexts(found), () => !over && setTexts([]));
+    const show = (found) => !over && setTexts(new Map(shown.map(({ index }, at) => [index, found[at] ?? ""])));
+    const shown = chips.slice(first).filter(({ image }) => image === null);
+    tokenTexts(shown.map(({ index }) => promptIds[index])).then(show, () => show([]));
     return () => (over = true);
-  }, [promptIds, first]);
+  }, [promptIds, chips, first]);
   return html`<div class="columns prompt-tokens" aria-label="Tokens of the prompt">
     <span class="small muted caption">prompt: ${promptIds.length} tokens, ${cached} cached ${first ? html`<button type="button" class="quiet small" onClick=${() => setAll(true)}>show all</button>` : null}</span>
-    ${(texts ?? []).map((text, index) => html`<span key=${first + index} class=${`chip ${first + index < cached ? "cached" : ""}`}
-      title=${first + index < cached ? "from the prefix cache" : "computed for this request"}><span class="text">${visible(text)}</span></span>`)}
+    ${texts && chips.slice(first).map(({ index, num, image }) => html`<span key=${index} class=${`chip ${image === null ? "" : "image"} ${index < cached ? "cached" : ""}`}
+      title=${index < cached ? "from the prefix cache" : "computed for this request"}>
+      ${image === null ? html`<span class="text">${visible(texts.get(index) ?? "")}</span>` : html`<${ImageChip} number=${image} num=${num} url=${images[image] ? keptUrl(images[image]) : null} />`}</span>`)}
   </div>`;
 }
 

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Tag
 
 from .....protocol.errors import RequestError
 from ....api.bodies import Body, Many, Text
-from ....api.chat_messages import CalledFunction, ContentPart, Message, PastCall, message_text
+from ....api.chat_messages import CalledFunction, ContentPart, Message, PastCall, has_images, message_text
 from .custom_tools import input_arguments
 from .output import new_id
 
@@ -163,8 +163,7 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
         where = f"input[{index}]"
         match item["type"]:
             case "message":
-                text = message_text(_content_parts(item["content"]), where)
-                message = Message(role=item["role"], content=text)
+                message = Message(role=item["role"], content=_content(item["content"], f"{where}.content"))
                 if item["role"] == "assistant":
                     message.reasoning_content, thought = thought, None
                 messages.append(message)
@@ -179,8 +178,8 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
                 call = PastCall(id=item["call_id"], function=function)
                 messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
             case "function_call_output" | "custom_tool_call_output":
-                text = message_text(_content_parts(item["output"]), where)
-                messages.append(Message(role="tool", content=text, tool_call_id=item["call_id"]))
+                output = _content(item["output"], f"{where}.output")
+                messages.append(Message(role="tool", content=output, tool_call_id=item["call_id"]))
             case "reasoning":
                 parts = item.get("content") or item.get("summary") or []
                 thought = "\n".join(str(part.get("text") or "") for part in parts) or None
@@ -192,8 +191,14 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
     return messages
 
 
-def _content_parts(content: str | list[dict[str, Any]]) -> str | list[ContentPart]:
-    return content if isinstance(content, str) else [ContentPart.model_validate(part) for part in content]
+def _content(content: str | list[dict[str, Any]], where: str) -> str | list[ContentPart]:
+    """Return a content as a text; as parts if there are images in it."""
+    if isinstance(content, str):
+        return content
+    parts = [ContentPart.model_validate(part) for part in content]
+    if not has_images(parts):
+        return message_text(parts, where.rpartition(".")[0])
+    return [part.at(f"{where}[{index}]") for index, part in enumerate(parts)]
 
 
 def encode_compaction(summary: str) -> str:

@@ -226,6 +226,7 @@ def response_usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, A
             "cached_tokens": completion.num_cached_tokens,
             "cache_write_tokens": len(chat.prompt.tokens) - completion.num_cached_tokens,
             "remembered_tokens": chat.num_remembered,
+            **({"image_tokens": num_image} if (num_image := chat.prompt.num_image_tokens) else {}),
         },
         "output_tokens": completion.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": completion.num_reasoning_tokens},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from .core import ModelInfo
-from .errors import ErrorInfo
+from ..protocol.core import ModelInfo
+from ..protocol.errors import ErrorInfo
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):

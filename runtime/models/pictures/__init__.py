@@ -1,0 +1,1 @@
+"""Features of pictures: vision towers and projectors, and a store of what they computed."""
