@@ -7,7 +7,15 @@ import torch
 
 from ramiform.kernels.cpu.instructions import HOST
 from ramiform.kernels.cpu.products.matmul import packed_matmul
-from ramiform.kernels.cpu.products.packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, WIDTH, PackedMatrix
+from ramiform.kernels.cpu.products.packed_matrix import (
+    BFLOAT16,
+    BFLOAT16_ROWS,
+    FLOAT32,
+    INT8,
+    TILES_FROM,
+    WIDTH,
+    PackedMatrix,
+)
 
 ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 63, 64, 65, 200]
 
@@ -24,9 +32,38 @@ def assert_close_sums(got: torch.Tensor, want: torch.Tensor, x: torch.Tensor, w:
     assert torch.all((got.double() - want).abs() <= limit)
 
 
+def by_tiles(matrix: PackedMatrix, num_rows: int) -> bool:
+    """Return True if this processor multiplies so many rows by tiles, whose sums run in another order."""
+    return bool(0 < matrix.descriptor[TILES_FROM] <= num_rows)
+
+
 def check_rows_alone(x: torch.Tensor, matrix: PackedMatrix, got: torch.Tensor) -> None:
-    alone = [packed_matmul(x[t : t + 1], matrix) for t in range(len(x))]
-    assert torch.equal(got, torch.cat([got[:0], *alone]))  # bit for bit, in any batch
+    """A row has the same bits in any batch: alone, or among copies of itself where its batch goes by tiles."""
+    copies = matrix.descriptor[TILES_FROM] if by_tiles(matrix, len(x)) else 1
+    alone = [packed_matmul(row.expand(copies, -1), matrix)[:1] for row in x.split(1)] if len(x) else []
+    assert torch.equal(got, torch.cat([got[:0], *alone]))
+
+
+def check_codes(
+    matrix: PackedMatrix, x: torch.Tensor, rounded: torch.Tensor, w: torch.Tensor, bias: torch.Tensor
+) -> None:
+    """Products by codes with scales are those of `rounded` rows, and where whole panels are widened for tiles, of
+    bfloat16 rows and weights. All are in float64."""
+    widened = by_tiles(matrix, len(x)) and matrix.descriptor[0] != INT8
+    wide = len(w) // WIDTH * WIDTH if widened else 0
+    got = packed_matmul(x, matrix)
+
+    def check(outputs: slice, read: torch.Tensor, w: torch.Tensor) -> None:
+        scale = read.abs() @ w[outputs].abs().T + 1
+        want = read @ w[outputs].T + bias[outputs].double()
+        assert (((got[:, outputs].double() - want) / scale).abs() < 1e-6).all()
+
+    check(slice(wide), x.bfloat16().double(), w.float().bfloat16().double())
+    check(slice(wide, None), rounded, w)
+    check_rows_alone(x, matrix, got)
+    if wide:
+        matrix.round_alike()
+        check_codes(matrix, x, rounded, w, bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -64,6 +101,9 @@ def test_rows_of_bfloat16_models_may_be_rounded(T: int, N: int, C: int) -> None:
     assert_close_sums(got, read.double() @ w.double().t(), read, w)
     check_rows_alone(x, matrix, got)
     assert torch.equal(packed_matmul(x.bfloat16(), matrix), packed_matmul(x.bfloat16().float(), matrix).bfloat16())
+    if by_tiles(matrix, T):
+        matrix.round_alike()
+        check_rows_alone(x, matrix, packed_matmul(x, matrix))
 
 
 def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:
