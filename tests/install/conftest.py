@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,11 +32,38 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed
 
 
-def run_in(command: list[Path | str], place: Path, text: str = "", **variables: str) -> str:
+@pytest.fixture(scope="session")
+def compiled(scripts: Path) -> None:
+    """Compile all loops of the installed wheel: a deterministic server waits for them, and would compile them beside
+    another server that does so in the background."""
+    run_in([scripts / "python", "-P", "-m", "ramiform.runtime.compile_ahead"], scripts, timeout=1100)
+
+
+def run_in(command: list[Path | str], place: Path, text: str = "", timeout: float = 540, **variables: str) -> str:
     """Run a command in a folder without the tests' environment, with `text` as its input; return what it prints."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        command, cwd=place, env=environment | variables, input=text, capture_output=True, text=True, timeout=540
+        command, cwd=place, env=environment | variables, input=text, capture_output=True, text=True, timeout=timeout
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+@contextmanager
+def serving(scripts: Path, place: Path, command: list[str]) -> Iterator[tuple[str, str]]:
+    """Serve until the end of the block; yield the URL and the address of programs.
+
+    A server is killed where it does not start or end in time: leaving Popen's block waits for it without end.
+    """
+    with subprocess.Popen([scripts / command[0], *command[1:]], cwd=place, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            first, second = server.stdout.readline(), server.stdout.readline()
+            try:
+                yield first.rpartition(" ")[2].strip(), second.rpartition(" ")[2].strip()
+            finally:
+                server.send_signal(signal.SIGINT)
+                server.wait(120)
+        finally:
+            server.kill()
+    assert server.returncode == 0

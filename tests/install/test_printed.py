@@ -7,16 +7,12 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, run_in
+from .conftest import ROOT, run_in, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = ["docs/learn/tutorial.md", *(f"docs/learn/guide/{name}.md" for name in ("agents", "answers", "constraints"))]
@@ -114,20 +110,6 @@ def without_figures(text: str) -> list[str]:
     return [line for line in lines_of(text) if "prompt tokens from the cache" not in line]
 
 
-@contextmanager
-def serving(scripts: Path, place: Path, command: list[str]) -> Iterator[tuple[str, str]]:
-    """Serve until the end of the block; yield the URL and the address of programs."""
-    with subprocess.Popen([scripts / command[0], *command[1:]], cwd=place, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        first, second = server.stdout.readline(), server.stdout.readline()
-        try:
-            yield first.rpartition(" ")[2].strip(), second.rpartition(" ")[2].strip()
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(120)
-    assert server.returncode == 0
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_print_what_it_says(scripts: Path, place: Path, page: str) -> None:
     """In their order and in one process, as a reader types them."""
@@ -140,6 +122,8 @@ def test_the_programs_of_a_page_print_what_it_says(scripts: Path, place: Path, p
             assert lines_of(json.loads(line)) == lines_of(says), code
 
 
+@pytest.mark.timeout(1150)  # the first to ask for loops waits for them
+@pytest.mark.usefixtures("compiled")
 def test_the_programs_of_the_readme_run(scripts: Path, place: Path) -> None:
     program, client = (found[1] for found in BLOCK.finditer(README))
     capital, europe, ada = run_in([scripts / "python", "-c", program], place).splitlines()
@@ -159,6 +143,8 @@ def test_every_command_of_the_readme_is_known_here() -> None:
     assert set(readme_commands()) == set(COMMANDS)
 
 
+@pytest.mark.timeout(1150)
+@pytest.mark.usefixtures("compiled")
 def test_the_commands_of_the_readme_say_what_they_should(scripts: Path, place: Path) -> None:
     model = run_in([scripts / "python", "-c", "import ramiform; print(ramiform.__path__[0])"], place).strip()
     run_in([scripts / "ramiform", "run", "script.py", "--log-plans", "plans.jsonl"], place)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .conftest import run_in
+from .conftest import run_in, serving
 
 SCRIPT = """
 import ramiform
@@ -36,30 +35,23 @@ def test_an_installed_wheel_runs_a_script(scripts: Path, tmp_path: Path) -> None
     assert city.strip() == "Paris"
 
 
-@pytest.fixture
-def url(scripts: Path, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of the installed wheel."""
-    with subprocess.Popen(
-        [scripts / "ramiform", "serve", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        first = server.stdout.readline()
-        try:
-            yield first.rpartition(" ")[2].strip()
-        finally:
-            server.terminate()
+    with serving(scripts, tmp_path_factory.mktemp("served"), ["ramiform", "serve", "--port", "0"]) as (url, _):
+        yield url
 
 
 def test_an_installed_wheel_has_the_page(url: str) -> None:
     for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/style.css", "text/css")):
         asked = urllib.request.Request(url + path, headers={"accept": "text/html,*/*;q=0.8"})
-        with urllib.request.urlopen(asked) as response:
+        with urllib.request.urlopen(asked, timeout=120) as response:
             assert response.headers["content-type"].startswith(kind)
             assert len(response.read()) > 100
 
 
 def test_an_installed_wheel_serves(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/v1/models") as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=120) as response:
         model = json.load(response)["data"][0]["id"]
     body = {
         "model": model,
@@ -70,5 +62,5 @@ def test_an_installed_wheel_serves(url: str) -> None:
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         assert json.load(response)["choices"][0]["text"].strip() == "Paris"

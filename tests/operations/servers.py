@@ -51,8 +51,11 @@ def serving(*options: str) -> Iterator[Server]:
                 second = process.stdout.readline()
                 yield Server(process, first.split(" at ")[1].strip(), second.split("--address ")[1].strip(), first)
             finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                    process.wait(120)
+                try:
+                    if process.poll() is None:
+                        process.send_signal(signal.SIGINT)
+                        process.wait(120)
+                finally:
+                    process.kill()  # leaving the block waits for it without end
         if process.returncode == 0:
             assert not any("ramiform-" in name for name in os.listdir(folder))
