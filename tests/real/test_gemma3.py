@@ -38,5 +38,5 @@ def test_a_grammar_is_kept(http: httpx.Client) -> None:
     assert len(text) == 2
 
 
-def test_warm_prompts_have_the_bits_of_cold_ones(http: httpx.Client) -> None:
-    checks.check_warm_bits(http, checks.PROSE.read_text()[:1500])
+def test_warm_prompts_have_the_bits_of_cold_ones(http: httpx.Client, file: Path) -> None:
+    checks.check_warm_bits(http, file, checks.PROSE.read_text()[:1500])

@@ -57,8 +57,8 @@ def test_a_schema_extracts(http: httpx.Client) -> None:
     assert checks.extracted(http) >= 3
 
 
-def test_warm_prompts_have_the_bits_of_cold_ones(http: httpx.Client) -> None:
-    checks.check_warm_bits(http, checks.PROSE.read_text()[:1500])
+def test_warm_prompts_have_the_bits_of_cold_ones(http: httpx.Client, file: Path) -> None:
+    checks.check_warm_bits(http, file, checks.PROSE.read_text()[:1500])
 
 
 def test_perplexities_of_kv_formats(http: httpx.Client, file: Path) -> None:
