@@ -114,9 +114,7 @@ class Loop:
     def _load(self) -> Any:
         from numba import njit
 
-        for symbol in _symbols:
-            if symbol.folder == loops_folder(Path(self._function.__code__.co_filename)):
-                symbol.load()
+        _load_symbols(self._function)
         options = _OWN_OPTIONS | self._options
         return _compile(partial(njit, list(self._signatures) or None, nogil=True, **options), self._function)
 
@@ -172,6 +170,13 @@ class Symbol:
         context = inspect.Parameter("_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         call.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
         return cast(Callable[..., Any], intrinsic(call))
+
+
+def _load_symbols(function: Callable[..., Any]) -> None:
+    """Load the symbols that a loop may call, before its machine code is linked."""
+    for symbol in _symbols:
+        if symbol.folder == loops_folder(Path(function.__code__.co_filename)):
+            symbol.load()
 
 
 def _compile(compile_now: Callable[..., Any], function: Callable[..., Any]) -> Any:
@@ -271,6 +276,7 @@ def compile_function(function: Callable[..., Any], signature: str, **options: An
 
     _prepare_numba()
     with global_compiler_lock:
+        _load_symbols(function)
         return _compile(partial(cfunc, signature, **_OWN_OPTIONS | options), function)
 
 

@@ -39,8 +39,8 @@ class Instructions:
     @property
     def ahead_lines(self) -> int:
         """Cache lines of coming weights that a step of a panel fetches: at least one, and not more than half of what it
-        reads where that is two, because the processor fetches neighbours by itself."""
-        return max(1, 4 * self.width // 128)
+        reads where that is two, because the processor fetches neighbours by itself. Those with tiles do not."""
+        return max(1, 4 * self.width // (64 if self.tiles else 128))
 
 
 GENERIC = Instructions(lanes=4, vectors=2, registers=16, bfloat16_dot=False, byte_dot="plain", has_half=False)

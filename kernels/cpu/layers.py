@@ -277,24 +277,29 @@ def activate(x_TI: Floats, begin: int, stop: int, activation: int) -> None:
                 x_I[i] = x_I[i] * sigmoid
 
 
-@compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64, boolean)")
-def activate_gated(
-    gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int, is_gelu: bool
-) -> None:
-    """Write act(gate) * up of the tokens [first, end) and the columns [begin, stop).
+@compiled("void(float32[::1], float32[::1], float32[::1], boolean)")
+def activate_row(gate_I: Floats, up_I: Floats, gated_I: Floats, is_gelu: bool) -> None:
+    """Write act(gate) * up of some numbers.
 
     act(g) is g * sigmoid(g), or of gelu's approximation by tanh g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)).
     """
     linear = np.float32(1.5957691216057308) if is_gelu else np.float32(1)
     cubic = np.float32(0.07135481282553594) if is_gelu else np.float32(0)
+    for i in range(len(gated_I)):
+        gate = gate_I[i]
+        inner = gate * (linear + cubic * gate * gate)
+        small = exp(-abs(inner))
+        sigmoid = (np.float32(1) if inner >= 0 else small) / (np.float32(1) + small)
+        gated_I[i] = gate * sigmoid * up_I[i]
+
+
+@compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64, boolean)")
+def activate_gated(
+    gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int, is_gelu: bool
+) -> None:
+    """Write act(gate) * up of the tokens [first, end) and the columns [begin, stop)."""
     size = gated_TI.shape[1]
     for t in range(first, end):
         # Rows of their own: with both indices the compiler does not compute in vectors.
         gate_I, up_I = gate_up_TJ[t, begin:stop], gate_up_TJ[t, size + begin : size + stop]
-        gated_I = gated_TI[t, begin:stop]
-        for i in range(stop - begin):
-            gate = gate_I[i]
-            inner = gate * (linear + cubic * gate * gate)
-            small = exp(-abs(inner))
-            sigmoid = (np.float32(1) if inner >= 0 else small) / (np.float32(1) + small)
-            gated_I[i] = gate * sigmoid * up_I[i]
+        activate_row(gate_I, up_I, gated_TI[t, begin:stop], is_gelu)

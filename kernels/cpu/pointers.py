@@ -57,3 +57,18 @@ def get(_: Any, address: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], arguments[0].type.as_pointer()))
 
     return types.int64(types.int64), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def stack_memory(_: Any, num_bytes: Any) -> Any:
+    """Reserve memory on the stack, a constant number of bytes; return its address."""
+    if not isinstance(num_bytes, types.IntegerLiteral):
+        return None
+
+    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Sequence[Any]) -> Any:
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(ir.IntType(8), num_bytes.literal_value))
+        memory.align = 64
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(num_bytes), generate

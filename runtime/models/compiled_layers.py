@@ -20,7 +20,7 @@ from ...kernels.cpu.attention.paged import CompiledAttention
 from ...kernels.cpu.attention.plan_array import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
 from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
-from ...kernels.cpu.products.matmul import prepared_size
+from ...kernels.cpu.products.matmul import most_prepared
 from ...kernels.cpu.products.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix
 from ...kernels.cpu.step.arguments import StepInputs, StepSettings
 from ...kernels.cpu.step.decoder_step import (
@@ -59,6 +59,7 @@ from ...kernels.cpu.step.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.step.phases import new_phases
 from ...kernels.cpu.step.store import STORED
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
+from ...kernels.huge_pages import zeros_in_huge_pages
 from .compiled_blocks import CompiledBlock, takes
 from .config import ModelConfig
 from .decoder_inputs import DecoderInputs
@@ -135,7 +136,7 @@ class CompiledLayers:
         self._final_norm = np.empty(0, np.float32)
         self._rounds_stream = False
         matrices = [matrix for block in blocks for matrix in block.matrices]
-        self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
+        self._prepared = matrices  # whose rows are prepared
         mixtures = [block.mixture for block in blocks if block.mixture is not None]
         self._weight_bytes, self._head_bytes = sum(part.nbytes for part in (*matrices, *mixtures)), 0
         self._mixture = mixtures[0].settings if mixtures else np.empty(0, np.int64)
@@ -171,7 +172,7 @@ class CompiledLayers:
             return
         self._head, self._head_bytes, self._rounds_stream = matrix, matrix.nbytes, dtype == torch.bfloat16
         self._final_norm = norm.weight_E.detach().float().contiguous().numpy()
-        self._widest = max(self._widest, matrix, key=lambda matrix: prepared_size(matrix.descriptor, 1))
+        self._prepared = [*self._prepared, matrix]
 
     @property
     def vocab_size(self) -> int:
@@ -341,7 +342,7 @@ class CompiledLayers:
         config, hidden = self._config, self._config.hidden_size
         qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         size = int(self._records_LFW[:, DOWN, 2].max())  # inputs of the last matrix: the MLP's intermediate size
-        num_prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
+        num_prepared = max(-(-most_prepared(matrix.descriptor, rows) // 4) for matrix in self._prepared)
         inputs, products = self._mixture_bytes(rows, hidden)
         numbers = qkv, config.num_heads * config.head_dim, hidden, hidden, 2 * size, size
         shapes = [*((rows, number) for number in numbers), (1, num_prepared), (1, inputs // 4), (1, products // 4)]
@@ -351,7 +352,7 @@ class CompiledLayers:
         views: list[Any] = []
         for place, (length, number) in enumerate(shapes):
             if self._memory[place].size < length * number:
-                self._memory[place] = np.empty(length * number, np.float32)
+                self._memory[place] = zeros_in_huge_pages((length * number,), torch.float32).numpy()
             views.append(self._memory[place][: length * number].reshape(length, number))
         *views, prepared_memory, inputs_memory, products_memory = views
         mixture = self._mixture.copy()

@@ -27,7 +27,7 @@ from ramiform.tests.kernels.test_instructions import SAPPHIRE_RAPIDS
 
 TILES = SAPPHIRE_RAPIDS | {"amx-tile": True, "amx-bf16": True, "amx-int8": True}
 ROWS = (1, 7, 8, 16, 17, 31, 32, 33, 63, 64, 75, 200)
-MATRICES = ((64, 32), (128, 31), (100, 64), (192, 33), (128, 101), (64, 2100))  # outputs and inputs
+MATRICES = ((64, 32), (128, 31), (100, 64), (192, 33), (128, 101), (64, 2100), (100, 2624))  # outputs and inputs
 
 
 Numbers = NDArray[np.float32]
@@ -44,13 +44,16 @@ def add_products(total_TN: Numbers, x_TC: Numbers, w_NC: Numbers) -> None:
 
 
 def naive(x_TC: torch.Tensor, w_NC: torch.Tensor, bias_N: torch.Tensor) -> Numbers:
-    """Return the products in the order of sums: 32 inputs at a time where rows go by tiles, else pair by pair."""
+    """Return the products in the order of sums: 32 inputs at a time where tiles are full, else pair by pair.
+
+    Many rows are packed in tiles where inputs fill these: then outputs of the last panel go by tiles too.
+    """
     T, N = len(x_TC), len(w_NC)
     odd = x_TC.shape[1] % 2  # inputs are in pairs
     x, w = (np.pad(own.float().numpy(), ((0, 0), (0, odd))) for own in (x_TC, w_NC))
     C = x.shape[1]
     total_TN = np.tile(bias_N.numpy(), (T, 1))
-    whole_N, whole_C = (N // 64 * 64, C // 32 * 32) if T >= 8 else (0, 0)  # panels and blocks of inputs that fill tiles
+    whole_N, whole_C = N if T > 64 and C % 32 == 0 else N // 64 * 64, C // 32 * 32
     add_products(total_TN[:, :whole_N], x[:, :whole_C], w[:whole_N, :whole_C])
     for c in range(C):
         begin = whole_N if c < whole_C else 0
@@ -165,8 +168,14 @@ def test_a_processor_with_tiles_gets_their_instructions() -> None:
             tiles.weigh(state, num_keys, scores, values, size, sums)
             return tiles.end(state)
 
-        for number, function in ((10, amx.add_panel), (12, amx.add_panel_of_bytes), (8, attention)):
-            loop = njit("int64(" + ", ".join(["int64"] * number) + ")")(function)
+        functions = (
+            ("int64", 11, amx.add_panel),
+            ("void", 9, amx._multiply_many),
+            ("int64", 12, amx.add_panel_of_bytes),
+            ("int64", 8, attention),
+        )
+        for kind, number, function in functions:
+            loop = njit(kind + "(" + ", ".join(["int64"] * number) + ")")(function)
             print(*loop.inspect_asm().values(), end="=====")
     """
     done = run("amx", "-c", textwrap.dedent(code))
@@ -174,7 +183,12 @@ def test_a_processor_with_tiles_gets_their_instructions() -> None:
     # Weights, rows, sums, in AT&T's order: 16 rows and 64 outputs, 32 rows and 32.
     block = {("5", "4", "0"), ("6", "4", "1"), ("7", "4", "2"), ("5", "4", "3")}
     two_blocks = {("6", "4", "0"), ("7", "4", "1"), ("6", "5", "2"), ("7", "5", "3")}
-    expected = ("tdpbf16ps", 8, block | two_blocks), ("tdpbsud", 8, block | two_blocks), ("tdpbf16ps", 9, block)
+    expected = (
+        ("tdpbf16ps", 6, two_blocks),
+        ("tdpbf16ps", 6, two_blocks),
+        ("tdpbsud", 8, block | two_blocks),
+        ("tdpbf16ps", 9, block),
+    )
     for (dot, least, places), text in zip(expected, done.stdout.split("=====")[:-1], strict=True):
 
         def count(instruction: str, text: str = text) -> int:

@@ -137,9 +137,9 @@ def test_rows_are_prepared_in_parts() -> None:
     x = rows(9, 256).numpy()
 
     def prepared(*bounds: int) -> NDArray[np.uint8]:
-        out = np.zeros(prepared_size(matrix.descriptor, 9), np.uint8)
+        out = np.zeros(prepared_size(matrix.descriptor, 9, False), np.uint8)
         for first, last in pairwise(bounds):
-            prepare_rows(matrix.descriptor, x, first, last, out)
+            prepare_rows(matrix.descriptor, x, first, last, out, False)
         return out
 
     assert np.array_equal(prepared(0, 9), prepared(0, 4, 5, 9))

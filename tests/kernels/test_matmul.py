@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from ramiform.kernels.cpu.instructions import HOST
-from ramiform.kernels.cpu.products.matmul import packed_matmul
+from ramiform.kernels.cpu.products.matmul import FEW_ROWS, in_tiles, packed_matmul
 from ramiform.kernels.cpu.products.packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
+    BLOCKS,
     FLOAT32,
     INT8,
     TILES_FROM,
@@ -40,6 +41,8 @@ def by_tiles(matrix: PackedMatrix, num_rows: int) -> bool:
 def check_rows_alone(x: torch.Tensor, matrix: PackedMatrix, got: torch.Tensor) -> None:
     """A row has the same bits in any batch: alone, or among copies of itself where its batch goes by tiles."""
     copies = matrix.descriptor[TILES_FROM] if by_tiles(matrix, len(x)) else 1
+    if in_tiles(matrix.descriptor, len(x)) and matrix.outputs % WIDTH:
+        copies = FEW_ROWS + 1  # their last panel goes by tiles too
     alone = [packed_matmul(row.expand(copies, -1), matrix)[:1] for row in x.split(1)] if len(x) else []
     assert torch.equal(got, torch.cat([got[:0], *alone]))
 
@@ -47,10 +50,11 @@ def check_rows_alone(x: torch.Tensor, matrix: PackedMatrix, got: torch.Tensor) -
 def check_codes(
     matrix: PackedMatrix, x: torch.Tensor, rounded: torch.Tensor, w: torch.Tensor, bias: torch.Tensor
 ) -> None:
-    """Products by codes with scales are those of `rounded` rows, and where whole panels are widened for tiles, of
-    bfloat16 rows and weights. All are in float64."""
+    """Products by codes with scales are those of `rounded` rows, and where panels are widened for tiles, of bfloat16
+    rows and weights. All are in float64. The last panel is widened too where rows are packed in tiles."""
     widened = by_tiles(matrix, len(x)) and matrix.descriptor[0] != INT8
-    wide = len(w) // WIDTH * WIDTH if widened else 0
+    packed = matrix.descriptor[0] != BLOCKS and in_tiles(matrix.descriptor, len(x))
+    wide = 0 if not widened else len(w) if packed else len(w) // WIDTH * WIDTH
     got = packed_matmul(x, matrix)
 
     def check(outputs: slice, read: torch.Tensor, w: torch.Tensor) -> None:

@@ -17,17 +17,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from llvmlite import binding, ir
 
 from ramiform.kernels.cpu.instructions import AVX512_DOT, HOST, Instructions
+from ramiform.kernels.cpu.products.amx import HALF_STEP_BYTES, usable
 from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS, GROUP
 from ramiform.kernels.cpu.products.block_matmul import BlockReader
 from ramiform.kernels.cpu.products.block_rows import pack_rows
+from ramiform.kernels.cpu.products.matmul import packed_matmul
 from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, WIDTH, PackedMatrix
 from ramiform.kernels.cpu.products.tile import Tile
-from ramiform.kernels.cpu.products.widened import MIN_ROWS, widen_integers
+from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, MIN_ROWS, widen_integers
 from ramiform.tests.kernels import test_amx, test_integer_matmul
 from ramiform.tests.kernels.test_block_matmul import stored
 from ramiform.tests.kernels.test_instructions import X86, count
@@ -72,7 +75,7 @@ def run(emit: Callable[..., None], *arguments: int) -> None:
 def widen_units(name: str) -> Callable[..., None]:
     def emit(tile: Tile, codes: Any, units: Any, to: Any) -> None:
         reader = BlockReader(tile, BLOCK_FORMATS[name])
-        reader.write_groups(units, codes, to, 2 * GROUP * tile.instructions.width, reader.widen)
+        reader.write_groups(units, codes, to, GROUP // 2 * HALF_STEP_BYTES, reader.widen)
 
     return emit
 
@@ -84,9 +87,10 @@ def widen_codes(bits: int) -> Callable[..., None]:
     return emit
 
 
-def as_rows(wide: torch.Tensor) -> torch.Tensor:
-    """Return the bfloat16 weights [N, C] of widened panels [P, C / 2, N of a panel, 2]."""
-    return wide.transpose(1, 2).flatten(0, 1).flatten(1).view(torch.bfloat16)
+def as_rows(wide: torch.Tensor, C: int) -> torch.Tensor:
+    """Return the bfloat16 weights [N, C] of widened panels [P, MEMORY_BYTES / 2], whose halves are rows of tiles."""
+    tiles = wide.unflatten(1, (2, -1))[:, :, : 32 * C].unflatten(2, (C // 32, 2, 16, 16, 2))
+    return tiles.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(1, 3)[:, :WIDTH].flatten(0, 1).view(torch.bfloat16)
 
 
 @pytest.mark.slow
@@ -95,10 +99,10 @@ def test_blocks_are_widened_to_the_nearest_bfloat16_of_the_package_s_weights(nam
     form, C = BLOCK_FORMATS[name], 512
     data, weights = stored(name, 2 * WIDTH, C)
     panels = pack_rows(form, data, WIDTH)
-    wide = torch.zeros((2, C // 2, WIDTH, 2), dtype=torch.int16)
+    wide = torch.zeros((2, MEMORY_BYTES // 2), dtype=torch.int16)
     for panel, place in zip(panels, wide, strict=True):
         run(widen_units(name), panel.data_ptr(), C // form.block, place.data_ptr())
-    assert torch.equal(as_rows(wide), weights.float().bfloat16())
+    assert torch.equal(as_rows(wide, C), weights.float().bfloat16())
 
 
 @pytest.mark.slow
@@ -108,11 +112,11 @@ def test_codes_are_widened_to_the_nearest_bfloat16_of_their_weights(kind: str, g
     C = 384
     matrix, weights, _ = test_integer_matmul.weights(kind, C, group, WIDTH)
     codes, scales, bases = matrix.descriptor[4:7].tolist()
-    wide = torch.zeros((1, C // 2, WIDTH, 2), dtype=torch.int16)
+    wide = torch.zeros((1, MEMORY_BYTES // 2), dtype=torch.int16)
     for begin, end in ((0, 64), (64, C)):
-        place = wide[0, begin // 2].data_ptr()
+        place = wide.data_ptr() + begin // 2 * HALF_STEP_BYTES
         run(widen_codes(4 if kind == "int4" else 8), codes, scales, bases, group, begin, end, place)
-    assert torch.equal(as_rows(wide), weights.float().bfloat16())
+    assert torch.equal(as_rows(wide, C), weights.float().bfloat16())
 
 
 @pytest.mark.slow
@@ -141,10 +145,35 @@ def matrix_of(name: str, N: int, C: int) -> tuple[PackedMatrix, torch.Tensor, to
     return PackedMatrix.of_blocks([(name, data)], bias), w, bias
 
 
+def packed_products(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
+    """Return the products of rows that are packed in tiles, as a compiled step computes them."""
+    from ramiform.kernels.cpu.products import matmul
+
+    descriptor, rows = matrix.descriptor, x.numpy()
+    assert matmul.in_tiles(descriptor, len(x))
+    prepared = np.zeros(matmul.prepared_size(descriptor, len(x), True), np.uint8)
+    matmul.prepare_rows(descriptor, rows, 0, len(x), prepared, True)
+    y, sums = (np.zeros((len(x), size), np.float32) for size in (matrix.outputs, WIDTH))
+    matmul.multiply_panels(descriptor, rows, prepared, y, 0, matrix.num_panels, True)
+    for panel in range(matrix.outputs // WIDTH):
+        matmul.multiply_to_sums(descriptor, panel, prepared.ctypes.data, len(x), sums.ctypes.data)
+        assert np.array_equal(sums, y[:, panel * WIDTH : (panel + 1) * WIDTH])
+    return torch.from_numpy(y)
+
+
+@pytest.mark.skipif(not usable(), reason="needs a processor with tiles")
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_packed_in_tiles_have_the_products_of_rows_that_are_not(name: str) -> None:
+    matrix, w, bias = matrix_of(name, 2 * WIDTH + 5, 2304)
+    x = torch.randn(90, 2304, generator=torch.Generator().manual_seed(1))
+    got = packed_products(x, matrix)
+    assert torch.equal(got[:, : 2 * WIDTH], packed_matmul(x, matrix)[:, : 2 * WIDTH])
+    want = x.bfloat16().double() @ w.float().bfloat16().double().T + bias
+    assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-3)
+
+
 def check(name: str) -> None:
     """Print what is wrong with products by a format, and their errors."""
-    from ramiform.kernels.cpu.products.matmul import packed_matmul
-
     for N, C in ((WIDTH + 5, 2304), (2 * WIDTH, 256)):  # one block of inputs and a rest, a panel and a rest
         matrix, w, bias = matrix_of(name, N, C)
         x = torch.randn(90, C, generator=torch.Generator().manual_seed(C))
@@ -158,8 +187,16 @@ def check(name: str) -> None:
             want = test_amx.naive(x[:T].bfloat16(), w[:whole].float().bfloat16(), bias[:whole])
             if not torch.equal(got[:, :whole], torch.from_numpy(want)):
                 print(f"{name}: {T} x {N} x {C} differ from sums in the manual's order")
-            if not torch.equal(got[:, whole:], few[:T, whole:]):
+            if name in INTEGERS and T > 64:  # rows are packed in tiles
+                last = test_amx.naive(x[:T].bfloat16(), w[whole:].float().bfloat16(), bias[whole:])
+                if not torch.equal(got[:, whole:], torch.from_numpy(last)):
+                    print(f"{name}: {T} x {N} x {C}: the last panel differs from sums in the manual's order")
+            elif not torch.equal(got[:, whole:], few[:T, whole:]):
                 print(f"{name}: {T} x {N} x {C}: the last panel is not that of dot products")
+            if T > 64:
+                every = test_amx.naive(x[:T].bfloat16(), w.float().bfloat16(), bias)
+                if not torch.equal(packed_products(x[:T], matrix), torch.from_numpy(every)):
+                    print(f"{name}: {T} x {N} x {C}: packed rows differ from sums in the manual's order")
             if not torch.equal(got[5:], packed_matmul(x[5 : T + 5], matrix)[: T - 5]):
                 print(f"{name}: {T} x {N} x {C}: a row depends on others")
 
@@ -207,6 +244,7 @@ LOOP = """
     config.CPU_NAME, config.CPU_FEATURES = "sapphirerapids", ""
     from numba import njit
     from ramiform.kernels.cpu.products import block_matmul
+    binding.add_symbol("ramiform.kernels.cpu.products.amx._multiply_many", 1)
     number = [form.name for form in block_matmul._FORMATS].index("Q5_0")
     loop = njit("void(" + ", ".join(["int64"] * 12) + ")", error_model="numpy")(block_matmul._loop(number, 32))
     print(*loop.inspect_asm().values())
@@ -222,7 +260,7 @@ def test_a_format_s_loop_has_tile_instructions_only_for_a_processor_with_tiles(l
     text = done.stdout
     assert count("vpdpbusd", text) > 0  # few rows
     if has_tiles:
-        assert count("tdpbf16ps", text) >= 8
+        assert count("tdpbf16ps", text) >= 6
         assert count("ldtilecfg", text) >= 1
         assert count("tilerelease", text) >= 1
         assert count("vcvtne2ps2bf16", text) >= 64

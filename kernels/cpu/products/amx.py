@@ -1,7 +1,8 @@
 """Products of bfloat16 and int8 rows with panels on a processor's tile registers (AMX), from a few rows on.
 
-A tile has up to 16 rows of 64 bytes. 16 steps of a panel are the rows of a tile as they lie in memory, a tile for each
-16 outputs, so weights are held once for all ways to multiply. An instruction adds the products of 32 inputs: those of
+A tile has up to 16 rows of 64 bytes. Packed bfloat16 weights are a tile of 1 KiB behind the other, which load faster
+than rows apart: for 32 outputs, one half of a panel, 16 steps of 16 outputs, those of the others, and the next steps.
+So weights are held once for all ways to multiply. An instruction adds the products of 32 inputs: those of
 even and of odd inputs are summed apart, in their order, and their sum is added to the total (TDPBF16PS in Intel's
 manual). So a row's numbers do not depend on the rows beside it; but dot products round otherwise.
 
@@ -31,20 +32,26 @@ from .... import loops
 from ..compiled import compiled, compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
-from .tile import I8, I64
+from .tile import I8, I64, Tile
 
 logger = logging.getLogger("ramiform.kernels")
 
-MIN_ROWS = 8  # of a product; fewer are bound by reading the weights, and dot products read them as fast
+# Rows of a product from which on tiles are used: of int8 fewer are bound by reading, and dot products read as fast.
+MIN_ROWS, MIN_ROWS_OF_BYTES = 1, 8
+MOST_ROWS = 512  # packed in tiles, that meet a panel together
 TILE_HEIGHT, _STEPS = 16, 16  # rows of a tile; a step of bfloat16 pairs is a row of weights
+# Steps whose weights, of 32 outputs, stay in the first cache while all blocks of rows meet them.
+_CACHED_STEPS = 256
+_AHEAD = 4096  # bytes of weights that come from memory, ahead of those that few rows meet
+HALF_STEP_BYTES = 128  # of a step of half a panel
 STEP_BYTES = _ROW_BYTES = 64  # of a tile's row: 32 bfloat16 or 64 int8 inputs
-_TILE_BYTES = TILE_HEIGHT * _ROW_BYTES
+TILE_BYTES = TILE_HEIGHT * _ROW_BYTES
 _WIDTH, PANEL_BYTES = HOST.width, 4 * HOST.width  # of a panel: outputs, and bytes of a step
 # A configuration has a palette, the bytes of a row of each tile from byte 16 on, and its rows from byte 48 on.
 _CONFIG_BYTES, _WIDTHS, _HEIGHTS = 64, 16, 48
 # Places in a state: of integer sums, and of emulated tiles.
-_SUMS, _TILES = _CONFIG_BYTES, _CONFIG_BYTES + 4 * _TILE_BYTES
-_STATE_BYTES = _TILES + (8 * _TILE_BYTES if HOST.emulated else 0)
+_SUMS, _TILES = _CONFIG_BYTES, _CONFIG_BYTES + 4 * TILE_BYTES
+_STATE_BYTES = _TILES + (8 * TILE_BYTES if HOST.emulated else 0)
 _ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux's system call, its request, and the state's number
 
 _bytes, _words, _floats = pointer_to(types.uint8), pointer_to(types.int32), pointer_to(types.float32)
@@ -78,7 +85,7 @@ if HOST.emulated:
     @loops.compiled_once("void(int64)", error_model="numpy")
     def _configure(state: int) -> None:
         """Take the configuration that lies at the state's address. Tiles are zero then."""
-        carray(_bytes(state + _TILES), (8 * _TILE_BYTES,))[:] = np.uint8(0)
+        carray(_bytes(state + _TILES), (8 * TILE_BYTES,))[:] = np.uint8(0)
 
     @loops.compiled_once("void(int64)", error_model="numpy")
     def release(state: int) -> None:
@@ -108,7 +115,7 @@ if HOST.emulated:
     @loops.compiled_once("void(int64, int64, int64, int64)", error_model="numpy")
     def _dot(state: int, total: int, left: int, right: int) -> None:
         """Add the products of a tile of rows and a tile of weights to a tile of sums."""
-        tiles, size = state + _TILES, _TILE_BYTES
+        tiles, size = state + _TILES, TILE_BYTES
         heights = carray(_bytes(state + _HEIGHTS), (8,))
         sums = carray(_floats(tiles + total * size), (TILE_HEIGHT, _ROW_BYTES // 4))
         pairs = carray(_words(tiles + left * size), (TILE_HEIGHT, _ROW_BYTES // 4))
@@ -131,12 +138,12 @@ if HOST.emulated:
 
     @loops.compiled_once("void(int64, int64)", error_model="numpy")
     def _zero(state: int, tile: int) -> None:
-        carray(_words(state + _TILES + tile * _TILE_BYTES), (_TILE_BYTES // 4,))[:] = np.int32(0)
+        carray(_words(state + _TILES + tile * TILE_BYTES), (TILE_BYTES // 4,))[:] = np.int32(0)
 
     @loops.compiled_once("void(int64, int64, int64, int64)", error_model="numpy")
     def _dot_bytes(state: int, total: int, left: int, right: int) -> None:
         """Add the products of a tile of int8 rows and a tile of uint8 weights to a tile of int32 sums."""
-        tiles, size = state + _TILES, _TILE_BYTES
+        tiles, size = state + _TILES, TILE_BYTES
         heights = carray(_bytes(state + _HEIGHTS), (8,))
         sums = carray(_words(tiles + total * size), (TILE_HEIGHT, _ROW_BYTES // 4))
         rows = carray(_bytes(tiles + left * size), (TILE_HEIGHT, _ROW_BYTES))
@@ -203,6 +210,18 @@ else:
         return types.void(types.int64, total, left, right), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _fetch_tiles(_: Any, address: Any) -> Any:
+    """Ask for some lines of two tiles of weights, for the second cache: the processor follows with their neighbours."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        for offset in range(0, 2 * TILE_BYTES, 512):
+            Tile(builder, HOST, 1, 1).fetch(builder.gep(_pointer(builder, arguments[0]), [I64(offset)]), 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
 @register_jitable  # type: ignore[untyped-decorator]
 def configure_rows(state: int, first: int, second: int) -> None:
     """Configure tiles for blocks of `first` rows and, if `second` is not 0, of as many more below them.
@@ -224,23 +243,56 @@ def configure_rows(state: int, first: int, second: int) -> None:
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def _add_two_blocks(state: int, steps: int, x: int, x_bytes: int, weights: int, y: int, y_bytes: int) -> None:
-    """Add the products of two blocks of rows and 32 outputs to y."""
-    below, x_below = y + TILE_HEIGHT * y_bytes, x + TILE_HEIGHT * x_bytes
+def _load_two_blocks(state: int, y: int, y_bytes: int) -> None:
+    """Begin the sums of two blocks of rows and 32 outputs with what y has; rows that are 0 bytes apart are the same."""
+    below = y + TILE_HEIGHT * y_bytes
     _load(state, 0, y, y_bytes)
     _load(state, 1, y + _ROW_BYTES, y_bytes)
     _load(state, 2, below, y_bytes)
     _load(state, 3, below + _ROW_BYTES, y_bytes)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _dot_two_blocks(
+    state: int, steps: int, x: int, x_bytes: int, tile_bytes: int, below: int, weights: int, ahead: int
+) -> None:
+    """Add the products of two blocks of rows, `below` bytes apart, and 32 outputs to their sums.
+
+    A tile of rows is `tile_bytes` from that of the steps before. Weights are fetched `ahead` bytes ahead; 0: they are
+    in a cache.
+    """
     for step in range(0, steps, _STEPS):
-        at = weights + step * PANEL_BYTES
-        _load(state, 4, x + 4 * step, x_bytes)
-        _load(state, 6, at, PANEL_BYTES)
-        _load(state, 7, at + _ROW_BYTES, PANEL_BYTES)
+        at, own = weights + step * HALF_STEP_BYTES, x + step // _STEPS * tile_bytes
+        if ahead > 0:
+            _fetch_tiles(at + ahead)
+        _load(state, 4, own, x_bytes)
+        _load(state, 6, at, _ROW_BYTES)
+        _load(state, 7, at + TILE_BYTES, _ROW_BYTES)
         _dot(state, 0, 4, 6)
         _dot(state, 1, 4, 7)
-        _load(state, 5, x_below + 4 * step, x_bytes)
+        _load(state, 5, own + below, x_bytes)
         _dot(state, 2, 5, 6)
         _dot(state, 3, 5, 7)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _dot_one_block(state: int, steps: int, x: int, x_bytes: int, tile_bytes: int, weights: int, ahead: int) -> None:
+    """Add the products of a block of rows and 32 outputs to their sums. Arguments are as in `_dot_two_blocks`."""
+    for step in range(0, steps, _STEPS):
+        at = weights + step * HALF_STEP_BYTES
+        if ahead > 0:
+            _fetch_tiles(at + ahead)
+        _load(state, 4, x + step // _STEPS * tile_bytes, x_bytes)
+        _load(state, 6, at, _ROW_BYTES)
+        _load(state, 7, at + TILE_BYTES, _ROW_BYTES)
+        _dot(state, 0, 4, 6)
+        _dot(state, 1, 4, 7)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _store_two_blocks(state: int, y: int, y_bytes: int) -> None:
+    """Write the sums of two blocks of rows and 32 outputs."""
+    below = y + TILE_HEIGHT * y_bytes
     _store(state, 0, y, y_bytes)
     _store(state, 1, y + _ROW_BYTES, y_bytes)
     _store(state, 2, below, y_bytes)
@@ -308,33 +360,125 @@ def add_tile(state: int, steps: int, x: int, x_bytes: int, weights: int, step_by
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _add_panel(
-    rows: int, begin: int, end: int, steps: int, codes: int, bias: int, x: int, x_bytes: int, y: int, y_bytes: int
+    rows: int,
+    begin: int,
+    end: int,
+    steps: int,
+    codes: int,
+    half_bytes: int,
+    bias: int,
+    x: int,
+    x_bytes: int,
+    y: int,
+    y_bytes: int,
 ) -> int:
     """Add the products of rows and a whole panel to y, for the steps [begin, end) as far as they fill tiles.
 
-    At step 0 y becomes the bias first. Returns the first step that is left, `begin` if no step fills a tile.
+    The second half of the panel is `half_bytes` behind `codes`. At step 0 y becomes the bias first. Returns the first
+    step that is left, `begin` if no step fills a tile.
     """
     end = min(end, steps // _STEPS * _STEPS)
     if end <= begin:
         return begin
-    if begin == 0:
-        own = carray(_floats(bias), (_WIDTH,))
-        for row in range(rows):
-            carray(_floats(y + row * y_bytes), (_WIDTH,))[:] = own
-    state, weights, configured = local_state(), codes + begin * PANEL_BYTES, 0
-    for row in range(0, rows, 2 * TILE_HEIGHT):
-        number = min(rows - row, 2 * TILE_HEIGHT)
-        if number != configured:
-            configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
-            configured = number
-        at, to = x + row * x_bytes + 4 * begin, y + row * y_bytes
-        if number > TILE_HEIGHT:
-            _add_two_blocks(state, end - begin, at, x_bytes, weights, to, y_bytes)
-            _add_two_blocks(state, end - begin, at, x_bytes, weights + 2 * _ROW_BYTES, to + 2 * _ROW_BYTES, y_bytes)
-        else:
-            add_block(state, end - begin, at, x_bytes, weights, PANEL_BYTES, to, y_bytes)
+    state, configured = local_state(), 0
+    for half in range(2):
+        weights = codes + half * half_bytes + begin * HALF_STEP_BYTES
+        for row in range(0, rows, 2 * TILE_HEIGHT):
+            number, ahead = min(rows - row, 2 * TILE_HEIGHT), _AHEAD if row == 0 else 0
+            if number != configured:
+                configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
+                configured = number
+            at, to = x + row * x_bytes + 4 * begin, y + row * y_bytes + 2 * half * _ROW_BYTES
+            before, before_bytes = to, y_bytes
+            if begin == 0:  # rows that are 0 bytes apart are the same
+                before, before_bytes = bias + 2 * half * _ROW_BYTES, 0
+            if number > TILE_HEIGHT:
+                _load_two_blocks(state, before, before_bytes)
+                _dot_two_blocks(state, end - begin, at, x_bytes, _ROW_BYTES, TILE_HEIGHT * x_bytes, weights, ahead)
+                _store_two_blocks(state, to, y_bytes)
+                continue
+            _load(state, 0, before, before_bytes)
+            _load(state, 1, before + _ROW_BYTES, before_bytes)
+            _dot_one_block(state, end - begin, at, x_bytes, _ROW_BYTES, weights, ahead)
+            _store(state, 0, to, y_bytes)
+            _store(state, 1, to + _ROW_BYTES, y_bytes)
     release(state)
     return end
+
+
+def _multiply_many(
+    rows: int, begin: int, end: int, steps: int, codes: int, half_bytes: int, bias: int, x: int, sums: int
+) -> None:
+    """Add the products of the steps [begin, end) of rows packed in tiles (`packed_place`) and a whole panel to their
+    sums, PANEL_BYTES a row, which are the bias at step 0.
+
+    The second half of the panel is `half_bytes` behind `codes`. A part of the weights stays in the first cache while
+    all rows meet it.
+    """
+    state, row_bytes = local_state(), 4 * steps
+    whole = rows // (2 * TILE_HEIGHT) * 2 * TILE_HEIGHT
+    for first in range(0, rows, max(whole, 1)):
+        last = whole if first < whole else rows
+        number = min(last - first, 2 * TILE_HEIGHT)
+        configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
+        for half in range(2):
+            for step in range(begin, end, _CACHED_STEPS):
+                count = min(_CACHED_STEPS, end - step)
+                weights = codes + half * half_bytes + step * HALF_STEP_BYTES
+                for row in range(first, last, 2 * TILE_HEIGHT):
+                    to = sums + row * PANEL_BYTES + 2 * half * _ROW_BYTES
+                    own, below = x + row * row_bytes + step * _ROW_BYTES, TILE_HEIGHT * row_bytes
+                    before, before_bytes = to, PANEL_BYTES
+                    if step == 0:
+                        before, before_bytes = bias + 2 * half * _ROW_BYTES, 0
+                    if number > TILE_HEIGHT:
+                        _load_two_blocks(state, before, before_bytes)
+                        _dot_two_blocks(state, count, own, _ROW_BYTES, TILE_BYTES, below, weights, 0)
+                        _store_two_blocks(state, to, PANEL_BYTES)
+                        continue
+                    _load(state, 0, before, before_bytes)
+                    _load(state, 1, before + _ROW_BYTES, before_bytes)
+                    _dot_one_block(state, count, own, _ROW_BYTES, TILE_BYTES, weights, 0)
+                    _store(state, 0, to, PANEL_BYTES)
+                    _store(state, 1, to + _ROW_BYTES, PANEL_BYTES)
+    release(state)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def packed_place(row: int, step: int, steps: int) -> int:
+    """Return where the pairs of 16 steps of a row lie, from the first of `step` on, in rows packed in tiles."""
+    return row // TILE_HEIGHT * TILE_HEIGHT * 4 * steps + step * _ROW_BYTES + row % TILE_HEIGHT * _ROW_BYTES
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _copy(source: int, to: int, size: int) -> None:
+    """Copy some floats."""
+    source_N, to_N = carray(_floats(source), (size,)), carray(_floats(to), (size,))
+    for n in range(size):
+        to_N[n] = source_N[n]
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def multiply_packed(
+    rows: int,
+    begin: int,
+    end: int,
+    steps: int,
+    codes: int,
+    half_bytes: int,
+    bias: int,
+    x: int,
+    sums: int,
+    y: int,
+    y_bytes: int,
+    width: int,
+) -> None:
+    """Add the products of `multiply_many` to `width` outputs in y, by way of `sums`, where they lie together."""
+    for row in range(rows if begin > 0 else 0):
+        _copy(y + row * y_bytes, sums + row * PANEL_BYTES, width)
+    multiply_many(rows, begin, end, steps, codes, half_bytes, bias, x, sums)
+    for row in range(rows):
+        _copy(sums + row * PANEL_BYTES, y + row * y_bytes, width)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -455,6 +599,8 @@ def compute_nothing(*_arguments: Any) -> int:
 
 # For compiled loops, of a process that has `usable` tiles.
 add_panel = _add_panel if HOST.tiles else compute_nothing
+_once = loops.compiled_once(f"void({', '.join(['int64'] * 9)})", error_model="numpy")
+multiply_many = _once(_multiply_many) if HOST.tiles else compute_nothing
 add_panel_of_bytes = _add_panel_of_bytes if HOST.tiles else compute_nothing
 
 
@@ -475,11 +621,6 @@ def usable() -> bool:
     return True
 
 
-def min_rows() -> int:
-    """Return the number of rows from which on products of this process go by tiles; 0: none do."""
-    return MIN_ROWS if usable() else 0
-
-
 def _may_use_tiles() -> bool:
     """Ask Linux for the memory in which it keeps a thread's tiles."""
     if platform.system() != "Linux":
@@ -497,8 +638,17 @@ def _is_right() -> bool:
         for shape in ((rows, 2 * steps), (steps, width, 2))
     )
     x, codes = ((own >> 16).astype(np.int16) for own in (x_TC, w_SW2))
+    codes = np.ascontiguousarray(codes.reshape(2, _STEPS, 2, 2, 16, 2).transpose(2, 0, 3, 1, 4, 5))  # as tiles
     y_TW, bias_W = np.zeros((rows, width), np.float32), draw.standard_normal(width).astype(np.float32)
-    places = codes.ctypes.data, bias_W.ctypes.data, x.ctypes.data, 4 * steps, y_TW.ctypes.data, 4 * width
-    compiled("int64(" + ", ".join(["int64"] * 10) + ")")(_add_panel)(rows, 0, steps, steps, *places)
+    places = (
+        codes.ctypes.data,
+        steps * HALF_STEP_BYTES,
+        bias_W.ctypes.data,
+        x.ctypes.data,
+        4 * steps,
+        y_TW.ctypes.data,
+        4 * width,
+    )
+    compiled("int64(" + ", ".join(["int64"] * 11) + ")")(_add_panel)(rows, 0, steps, steps, *places)
     w_CW = w_SW2.view(np.float32).transpose(0, 2, 1).reshape(2 * steps, width)
     return np.allclose(y_TW, x_TC.view(np.float32) @ w_CW + bias_W, rtol=1e-4, atol=1e-4)

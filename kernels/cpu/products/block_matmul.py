@@ -28,11 +28,12 @@ from numba.extending import intrinsic
 
 from .... import loops
 from ..instructions import HOST
-from .amx import PANEL_BYTES, add_panel
+from ..pointers import stack_memory
+from .amx import HALF_STEP_BYTES, MOST_ROWS, add_panel, multiply_packed
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 from .tile_kernels import add_block, add_dot, emit_function
-from .widened import BLOCK_INPUTS, group_codes, stack_memory, widen_group
+from .widened import BLOCK_INPUTS, HALF_BYTES, MEMORY_BYTES, SUMS_BYTES, group_codes, widen_group
 
 _MOST_ROWS = 4  # of a kernel
 _WIDTH = HOST.width
@@ -390,7 +391,7 @@ def _widen(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
         reader, (_, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
-        reader.write_groups(units, codes, to, GROUP // 2 * PANEL_BYTES, reader.widen)
+        reader.write_groups(units, codes, to, GROUP // 2 * HALF_STEP_BYTES, reader.widen)
         return context.get_dummy_value()
 
     return types.void(number, *[types.int64] * 3), generate
@@ -403,7 +404,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
     memory_bytes = most_units * groups * group_bytes if is_costly else 64
     by_tiles, unit_steps, wide_units = HOST.tiles, form.block // 2, max(1, BLOCK_INPUTS // form.block)
     if by_tiles:
-        memory_bytes = max(memory_bytes, wide_units * unit_steps * PANEL_BYTES)
+        memory_bytes = max(memory_bytes, MEMORY_BYTES)
     is_fetched = form.bits < 8  # a single stream of bytes is fetched better by the processor itself
 
     def multiply(
@@ -422,7 +423,8 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
     ) -> None:
         """Write the products of all rows and some panels, whose addresses are those of the first one's.
 
-        Rows that go by tiles have their bfloat16s `wide` bytes behind them; 0: these rows do not.
+        Rows that go by tiles have their bfloat16s `wide` bytes behind them; 0: these rows do not; -1: rows are packed
+        in tiles.
         """
         memory, unpacked = stack_memory(memory_bytes), 1 if is_costly and T >= _UNPACKED_ROWS else 0
         unit_bytes = panel_bytes // units
@@ -436,6 +438,20 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                 next_bytes = block_units * unit_bytes
         per_unit = groups if unpacked else 1  # steps
         start = 0  # of the panels that are left
+        if by_tiles and wide < 0:
+            sums = stack_memory(SUMS_BYTES)
+            for first_row in range(0, T, MOST_ROWS):
+                for begin in range(0, units, wide_units):
+                    end = min(begin + wide_units, units)
+                    for panel in range(panels):
+                        _widen(number, codes + panel * panel_bytes + begin * unit_bytes, end - begin, memory)
+                        multiply_packed(
+                            min(MOST_ROWS, T - first_row), begin * unit_steps, end * unit_steps, units * unit_steps,
+                            memory - begin * unit_steps * HALF_STEP_BYTES, HALF_BYTES, bias + panel * _WIDTH * 4,
+                            x + first_row * x_bytes, sums, y + first_row * y_bytes + panel * _WIDTH * 4, y_bytes,
+                            min(_WIDTH, outputs - panel * _WIDTH),
+                        )  # fmt: skip
+            return
         if by_tiles:
             if wide > 0:
                 start = min(panels, outputs // _WIDTH)
@@ -448,7 +464,8 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                         begin * unit_steps,
                         end * unit_steps,
                         units * unit_steps,
-                        memory - begin * unit_steps * PANEL_BYTES,
+                        memory - begin * unit_steps * HALF_STEP_BYTES,
+                        HALF_BYTES,
                         bias + panel * _WIDTH * 4,
                         x + wide,
                         x_bytes,

@@ -171,7 +171,7 @@ def _call_block_loop(
     return types.void(*[types.int64] * 13), generate
 
 
-@loops.compiled(f"void({', '.join(['int64'] * 11)})", error_model="numpy")
+@loops.compiled(f"void({', '.join(['int64'] * 12)})", error_model="numpy")
 def multiply_sections(
     N: int,
     table: int,
@@ -182,12 +182,13 @@ def multiply_sections(
     T: int,
     wide: int,
     y: int,
+    y_bytes: int,
     first_panel: int,
     last_panel: int,
 ) -> None:
     """Multiply T rounded rows by some panels of a matrix, whose sections of panels `packed_matrix` describes.
 
-    `wide` is where a row's bfloat16s begin, if these rows go by tiles, else 0.
+    `wide` is where a row's bfloat16s begin, if these rows go by tiles, else 0; -1: rows are packed in tiles.
     """
     begin = 0
     for section in range(sections):
@@ -206,7 +207,7 @@ def multiply_sections(
                 x_bytes,
                 T,
                 y + first * _WIDTH * 4,
-                N * 4,
+                y_bytes,
                 N - first * _WIDTH,
                 last - first,
                 wide,

@@ -20,15 +20,25 @@ from typing import cast
 import numpy as np
 import torch
 from numba import carray, types
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from .... import loops
 from ..bfloat16 import float32_to_bfloat16
 from ..compiled import Floats, Ints, compiled
 from ..instructions import HOST
-from ..pointers import pointer_to, put
+from ..pointers import pointer_to, put, stack_memory
 from ..thread_pool import num_threads, run_tasks, share_range
-from .amx import add_panel, add_panel_of_bytes
+from .amx import (
+    MOST_ROWS,
+    PANEL_BYTES,
+    TILE_HEIGHT,
+    add_panel,
+    add_panel_of_bytes,
+    multiply_many,
+    multiply_packed,
+    packed_place,
+)
 from .block_panels import (
     GROUP_BYTES,
     multiply_sections,
@@ -52,10 +62,11 @@ from .packed_matrix import (
     add_large_inputs,
     list_bytes,
     set_apart,
+    stored_steps,
 )
 from .tile import PREFETCH_BYTES
 from .tile_kernels import SUM_STEPS, tile_kernels
-from .widened import multiply_widened
+from .widened import SUMS_BYTES, multiply_widened
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
@@ -84,12 +95,16 @@ _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
 # Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
 _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
+HOST_TILES = HOST.tiles
+TILE_INPUTS = 32  # of a row in a tile
+# Inputs of so many rows, or in blocks of steps of half of them, stay in the second cache while panels pass.
+_INPUTS_OF_MOST_ROWS, _TILE_BLOCK_STEPS = 1280, 1280
 _AHEAD_LINES = HOST.ahead_lines
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
 Part = Callable[[int, int], object]
-_halves = pointer_to(types.uint16)
+_halves, _floats = pointer_to(types.uint16), pointer_to(types.float32)
 
 
 @compiled("int64(int64[::1])")
@@ -121,10 +136,45 @@ def _row_bytes(descriptor: Ints) -> int:
     return 0
 
 
-@compiled("int64(int64[::1], int64)")
-def prepared_size(descriptor: Ints, num_rows: int) -> int:
+@register_jitable  # type: ignore[untyped-decorator]
+def _rows_of_block(inputs: int) -> int:
+    """Return how many rows packed in tiles meet all panels together."""
+    return MOST_ROWS if inputs <= _INPUTS_OF_MOST_ROWS else MOST_ROWS // 2
+
+
+@compiled("int64(int64[::1])")
+def tile_rows_of_block(descriptor: Ints) -> int:
+    """Return how many rows packed in tiles meet all panels together."""
+    return _rows_of_block(descriptor[2])  # type: ignore[no-any-return]
+
+
+@compiled("boolean(int64[::1], int64)")
+def in_tiles(descriptor: Ints, num_rows: int) -> bool:
+    """Return True if the rows of a product may be packed in tiles (`amx.packed_place`)."""
+    is_wide = descriptor[0] == BFLOAT16_ROWS or descriptor[0] > INT8
+    return (
+        is_wide and descriptor[2] % TILE_INPUTS == 0 and num_rows > FEW_ROWS and 0 < descriptor[TILES_FROM] <= num_rows
+    )
+
+
+@compiled("int64(int64[::1], int64, boolean)")
+def prepared_size(descriptor: Ints, num_rows: int, packs_tiles: bool) -> int:
     """Return the bytes that prepared rows take."""
-    return _row_bytes(descriptor) * num_rows
+    if not packs_tiles:
+        return _row_bytes(descriptor) * num_rows  # type: ignore[no-any-return]
+    return 2 * descriptor[2] * (-(-num_rows // TILE_HEIGHT) * TILE_HEIGHT)  # type: ignore[no-any-return]
+
+
+@compiled("int64(int64[::1], int64)")
+def most_prepared(descriptor: Ints, num_rows: int) -> int:
+    """Return the bytes that so many prepared rows or fewer take at most."""
+    return max(prepared_size(descriptor, num_rows, False), prepared_size(descriptor, num_rows, True))
+
+
+@compiled("int64(int64[::1], boolean)")
+def prepared_row(descriptor: Ints, packs_tiles: bool) -> int:
+    """Return the bytes from a block of prepared rows to the next one, for each of their rows."""
+    return 2 * descriptor[2] if packs_tiles else _row_bytes(descriptor)  # type: ignore[no-any-return]
 
 
 @loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
@@ -169,10 +219,21 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
         put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
-@compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
-def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, prepared: Bytes) -> None:
-    """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows."""
+@compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1], boolean)")
+def prepare_rows(
+    descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, prepared: Bytes, packs_tiles: bool
+) -> None:
+    """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows.
+
+    With `packs_tiles`, for rows that may be `in_tiles`, they are packed as tiles take them.
+    """
     kind, C, size = descriptor[0], descriptor[2], _row_bytes(descriptor)
+    if packs_tiles:
+        for t in range(first_row, last_row):
+            for c in range(0, C, TILE_INPUTS):
+                place = prepared.ctypes.data + packed_place(t, c // 2, C // 2)
+                round_to_bfloat16(x_TC.ctypes.data + 4 * (C * t + c), TILE_INPUTS, place)
+        return
     if kind == BLOCKS:
         round_rows(x_TC.ctypes.data, C, first_row, last_row, prepared.ctypes.data, descriptor[TILES_FROM])
         return
@@ -197,7 +258,30 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
             put(row + 4 * C, np.float32(0))
 
 
-@loops.compiled_once(f"void({', '.join(['int64'] * 15)})", error_model="numpy")
+@register_jitable  # type: ignore[untyped-decorator]
+def _multiply_tile_rows(
+    rows: int,
+    N: int,
+    steps: int,
+    codes: int,
+    bias: int,
+    x: int,
+    y: int,
+    y_bytes: int,
+    first_panel: int,
+    last_panel: int,
+) -> None:
+    """Write the products of rows packed in tiles and some panels of bfloat16s."""
+    sums, panel_bytes = stack_memory(SUMS_BYTES), steps * PANEL_BYTES
+    for begin in range(0, steps, _TILE_BLOCK_STEPS):
+        end = min(begin + _TILE_BLOCK_STEPS, steps)
+        for panel in range(first_panel, last_panel):
+            own, width = codes + panel * panel_bytes, min(WIDTH, N - panel * WIDTH)
+            place, to = bias + panel * PANEL_BYTES, y + 4 * panel * WIDTH
+            multiply_packed(rows, begin, end, steps, own, panel_bytes // 2, place, x, sums, to, y_bytes, width)
+
+
+@loops.compiled_once(f"void({', '.join(['int64'] * 17)})", error_model="numpy")
 def _multiply_panels(
     kind: int,
     N: int,
@@ -211,15 +295,18 @@ def _multiply_panels(
     x_bytes: int,
     T: int,
     y: int,
+    y_bytes: int,
     first_panel: int,
     last_panel: int,
     tile_rows: int,
+    packs_tiles: int,
 ) -> None:
     """Multiply by the panels of a descriptor; x is the address of the rows as they are read."""
-    y_bytes, by_tiles = N * 4, 0 < tile_rows <= T
+    by_tiles = 0 < tile_rows <= T
     wide = wide_place(_rounded_bytes(kind, C, group)) if kind > INT8 and by_tiles else 0
     if kind == BLOCKS:
-        multiply_sections(N, codes, scales, bias, x, x_bytes, T, wide, y, first_panel, last_panel)
+        wide = -1 if packs_tiles else wide
+        multiply_sections(N, codes, scales, bias, x, x_bytes, T, wide, y, y_bytes, first_panel, last_panel)
         return
     scale_bytes, base_bytes, lanes = 0, 0, 1  # 32-bit lanes of an output in a step
     if kind < INT8:
@@ -233,29 +320,40 @@ def _multiply_panels(
         scale_bytes = WIDTH * (4 if kind == INT8 else 4 + 2 * steps)
         base_bytes = WIDTH * 2 * steps
     lane_bytes, several = WIDTH * 4, 1
-    panel_bytes = steps * lanes * lane_bytes
+    panel_bytes = (stored_steps(kind, C) if kind < INT8 else steps) * lanes * lane_bytes
+    if packs_tiles and kind == BFLOAT16_ROWS:
+        block_rows = _rows_of_block(C)
+        for first_row in range(0, T, block_rows):
+            rows, own, to = min(block_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
+            _multiply_tile_rows(rows, N, steps, codes, bias, own, to, y_bytes, first_panel, last_panel)
+        return
     if wide > 0:
-        whole = max(0, min(last_panel, N // WIDTH) - first_panel)  # panels
-        multiply_widened(
-            kind == INT4,
-            whole,
-            C,
-            group,
-            codes + first_panel * panel_bytes,
-            panel_bytes,
-            scales + first_panel * scale_bytes,
-            scale_bytes,
-            bases + first_panel * base_bytes,
-            base_bytes,
-            bias + first_panel * WIDTH * 4,
-            x + wide,
-            x_bytes,
-            T,
-            y + first_panel * WIDTH * 4,
-            y_bytes,
-        )
-        first_panel += whole
-    if kind < INT8 and T <= _WIDE_ROWS:
+        whole = last_panel if packs_tiles else max(first_panel, min(last_panel, N // WIDTH))
+        block_rows = MOST_ROWS if packs_tiles else T
+        for first_row in range(0, T, block_rows):
+            multiply_widened(
+                kind == INT4,
+                whole - first_panel,
+                C,
+                group,
+                codes + first_panel * panel_bytes,
+                panel_bytes,
+                scales + first_panel * scale_bytes,
+                scale_bytes,
+                bases + first_panel * base_bytes,
+                base_bytes,
+                bias + first_panel * WIDTH * 4,
+                x + first_row * x_bytes + (0 if packs_tiles else wide),
+                x_bytes,
+                min(block_rows, T - first_row),
+                y + first_row * y_bytes + first_panel * WIDTH * 4,
+                y_bytes,
+                N - first_panel * WIDTH,
+                packs_tiles,
+            )
+        first_panel = whole
+        block_rows = _INTEGER_BLOCK_ROWS
+    if kind < INT8 and T <= _WIDE_ROWS and not by_tiles:
         several = _PANELS_1 if T == 1 else _PANELS_2
     together, next_bytes = max(1, last_panel - first_panel), panel_bytes
     if T <= FEW_ROWS:
@@ -296,6 +394,7 @@ def _multiply_panels(
                             end,
                             steps,
                             codes + panel * panel_bytes,
+                            panel_bytes // 2,
                             bias + panel * WIDTH * 4,
                             x + first_row * x_bytes,
                             x_bytes,
@@ -308,7 +407,7 @@ def _multiply_panels(
                     row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
                     ahead = codes + panel * panel_bytes + begin * lanes * lane_bytes
                     ahead_bytes, piece = lane_bytes, 0
-                    if num_tiles == 1:
+                    if num_tiles == 1 and not (HOST_TILES and kind == BFLOAT16_ROWS):
                         ahead += PREFETCH_BYTES
                     else:  # the tiles share the weights that come after theirs
                         ahead += next_bytes
@@ -345,14 +444,20 @@ def _multiply_panels(
                     panel += count
 
 
-@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
+@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64, boolean)")
 def multiply_panels(
-    descriptor: Ints, x_TC: Floats, prepared: Bytes, y_TN: Floats, first_panel: int, last_panel: int
+    descriptor: Ints,
+    x_TC: Floats,
+    prepared: Bytes,
+    y_TN: Floats,
+    first_panel: int,
+    last_panel: int,
+    packs_tiles: bool,
 ) -> None:
     """Write `y = x w^T + bias` for all rows and the outputs of some panels; `prepared` comes from `prepare_rows`."""
     x, x_bytes = x_TC.ctypes.data, descriptor[2] * 4
     if _row_bytes(descriptor) > 0:
-        x, x_bytes = prepared.ctypes.data, _row_bytes(descriptor)
+        x, x_bytes = prepared.ctypes.data, prepared_row(descriptor, packs_tiles)
     _multiply_panels(
         descriptor[0],
         descriptor[1],
@@ -366,10 +471,14 @@ def multiply_panels(
         x_bytes,
         x_TC.shape[0],
         y_TN.ctypes.data,
+        4 * descriptor[1],
         first_panel,
         last_panel,
         descriptor[TILES_FROM],
+        packs_tiles,
     )
+    if packs_tiles:
+        return
     if INT8 < descriptor[0] < BLOCKS and 0 < descriptor[TILES_FROM] <= x_TC.shape[0]:
         first_panel = max(first_panel, descriptor[1] // WIDTH)  # rows of bfloat16 have no large inputs
     if INT8 <= descriptor[0] < BLOCKS and first_panel < last_panel:
@@ -397,7 +506,7 @@ def multiply_some(
     """Write the products of T rows with some panels of floats. `x` is the address of the rows, prepared as the format
     wants them, `x_bytes` from one to the next; `y` is that of the products, `stride` numbers from row to row, of which
     the panels may fill all."""
-    steps = descriptor[2] if descriptor[0] == FLOAT32 else (descriptor[2] + 1) // 2
+    steps = stored_steps(descriptor[0], descriptor[2])
     codes, bias = descriptor[4] + first_panel * steps * WIDTH * 4, descriptor[7] + first_panel * WIDTH * 4
     _multiply_panels(
         descriptor[0],
@@ -412,18 +521,50 @@ def multiply_some(
         x_bytes,
         T,
         y,
+        4 * stride,
         0,
         end_panel - first_panel,
         descriptor[TILES_FROM],
+        0,
+    )
+
+
+@compiled("void(int64[::1], int64, int64, int64, int64)")
+def multiply_to_sums(descriptor: Ints, panel: int, x: int, T: int, sums: int) -> None:
+    """Write the products of T rows packed in tiles, at most MOST_ROWS, and a panel, PANEL_BYTES a row."""
+    C, bias = descriptor[2], descriptor[7]
+    if descriptor[0] == BFLOAT16_ROWS:
+        codes, half_bytes = descriptor[4] + panel * C // 2 * PANEL_BYTES, C // 4 * PANEL_BYTES
+        multiply_many(T, 0, C // 2, C // 2, codes, half_bytes, bias + panel * PANEL_BYTES, x, sums)
+        return
+    _multiply_panels(
+        descriptor[0],
+        descriptor[1],
+        C,
+        descriptor[3],
+        descriptor[4],
+        descriptor[5],
+        descriptor[6],
+        bias,
+        x,
+        2 * C,
+        T,
+        sums - panel * PANEL_BYTES,
+        PANEL_BYTES,
+        panel,
+        panel + 1,
+        descriptor[TILES_FROM],
+        1,
     )
 
 
 @compiled("void(int64[::1], float32[:,::1], float32[:,::1])")
 def multiply(descriptor: Ints, x_TC: Floats, y_TN: Floats) -> None:
     """Write `y = x w^T + bias` by one thread, with memory of its own for prepared rows."""
-    prepared = np.empty(prepared_size(descriptor, x_TC.shape[0]), np.uint8)
-    prepare_rows(descriptor, x_TC, 0, x_TC.shape[0], prepared)
-    multiply_panels(descriptor, x_TC, prepared, y_TN, 0, num_panels(descriptor))
+    packs_tiles = in_tiles(descriptor, x_TC.shape[0])
+    prepared = np.empty(prepared_size(descriptor, x_TC.shape[0], packs_tiles), np.uint8)
+    prepare_rows(descriptor, x_TC, 0, x_TC.shape[0], prepared, packs_tiles)
+    multiply_panels(descriptor, x_TC, prepared, y_TN, 0, num_panels(descriptor), packs_tiles)
 
 
 def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
@@ -445,13 +586,17 @@ def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
 def _parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
     """Return the two parts of a product, each for a range: the preparation of rows and the products with panels."""
     x, y = x_TC.numpy(), y_TN.numpy()
-    prepared = np.empty(prepared_size(descriptor, len(x)), np.uint8)
+    packs_tiles = in_tiles(descriptor, len(x))
+    prepared = np.empty(prepared_size(descriptor, len(x), packs_tiles), np.uint8)
 
     def prepare(first: int, last: int) -> None:
         if len(prepared):
-            prepare_rows(descriptor, x, first, last, prepared)
+            prepare_rows(descriptor, x, first, last, prepared, packs_tiles)
 
-    return prepare, partial(multiply_panels, descriptor, x, prepared, y)
+    def multiply_range(first: int, last: int) -> None:
+        multiply_panels(descriptor, x, prepared, y, first, last, packs_tiles)
+
+    return prepare, multiply_range
 
 
 def _block_parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
@@ -464,13 +609,13 @@ def _block_parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tu
     def prepare(first: int, last: int) -> None:
         round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr(), tile_rows)
 
-    rest = bias, prepared.data_ptr(), size, T, wide, y_TN.data_ptr()
+    rest = bias, prepared.data_ptr(), size, T, wide, y_TN.data_ptr(), 4 * N
     return prepare, partial(multiply_sections, N, table, sections, *rest)
 
 
 def load_products() -> None:
     """Compile or load what `packed_matmul` calls for other weights than those of block formats."""
-    for loop in (num_panels, prepared_size, prepare_rows, multiply_panels):
+    for loop in (num_panels, in_tiles, prepared_size, prepare_rows, multiply_panels):
         cast(loops.Loop, loop).load()
 
 

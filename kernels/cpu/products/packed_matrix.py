@@ -20,13 +20,14 @@ from functools import cached_property
 import numpy as np
 import torch
 from numba import carray, types
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from ...huge_pages import zeros_in_huge_pages
 from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
-from .amx import STEP_BYTES, min_rows
+from .amx import MIN_ROWS, MIN_ROWS_OF_BYTES, STEP_BYTES, TILE_HEIGHT, usable
 from .block_formats import BLOCK_FORMATS, GROUP
 from .block_rows import decoded, pack_rows
 from .widened import MIN_ROWS as WIDENED_ROWS
@@ -52,6 +53,7 @@ _EXTRA_PLACES = 3  # of a row's list, beyond one for each group
 
 _floats, _words, _halves = pointer_to(types.float32), pointer_to(types.int32), pointer_to(types.uint16)
 
+_FILLED = TILE_HEIGHT if HOST.tiles else 1  # steps of BFLOAT16_ROWS that zeros fill
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
@@ -83,9 +85,11 @@ class PackedMatrix:
     @staticmethod
     def _tile_rows(kind: int, group: int) -> int:
         """Return the number of rows from which on products go by tiles; 0: none do."""
-        if kind == BFLOAT16_ROWS or (kind == INT8 and group % STEP_BYTES == 0):
-            return min_rows()
-        return WIDENED_ROWS if kind in (INT8_GROUPS, INT4, BLOCKS) and min_rows() else 0
+        if not usable():
+            return 0
+        if kind == INT8 and group % STEP_BYTES == 0:
+            return MIN_ROWS_OF_BYTES
+        return MIN_ROWS if kind == BFLOAT16_ROWS else WIDENED_ROWS if kind in (INT8_GROUPS, INT4, BLOCKS) else 0
 
     @classmethod
     def of_dense(
@@ -104,7 +108,7 @@ class PackedMatrix:
             kind = BFLOAT16_ROWS if rows == torch.bfloat16 and HOST.bfloat16_dot else BFLOAT16
             per_step = 2
         packed = cls(kind, *weight.shape, 0, bias)
-        packed._hold(4, _panels(weight.view(_BITS[weight.dtype]), per_step))
+        packed._hold(4, _panels(weight.view(_BITS[weight.dtype]), per_step, tiles=kind == BFLOAT16_ROWS and HOST.tiles))
         return packed
 
     @classmethod
@@ -215,7 +219,10 @@ class PackedMatrix:
     def dense(self) -> torch.Tensor:
         """Return the weight [N, C], float32 or bfloat16, of those formats."""
         assert self.descriptor[0] <= BFLOAT16_ROWS
-        panels = torch.from_numpy(self._arrays[0]).permute(0, 2, 1, 3)
+        panels = torch.from_numpy(self._arrays[0])
+        if panels.dim() == 7:  # tiles
+            panels = panels.permute(0, 2, 4, 1, 3, 5, 6).flatten(3, 5).flatten(1, 2)
+        panels = panels.permute(0, 2, 1, 3)
         rows = panels.reshape(self.num_panels * WIDTH, -1)[: self.outputs, : self.inputs].contiguous()
         return rows.view(torch.float32 if self.descriptor[0] == FLOAT32 else torch.bfloat16)
 
@@ -225,12 +232,20 @@ class PackedMatrix:
         return self._bias.nbytes + sum(array.nbytes for array in self._arrays)
 
 
-def _panels(numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = None) -> torch.Tensor:
-    """Return [P, S, W, I] of I = `per_step` inputs; zeros fill the last steps and the last panel."""
+def _panels(
+    numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = None, *, tiles: bool = False
+) -> torch.Tensor:
+    """Return [P, S, W, I] of I = `per_step` inputs; zeros fill the last steps and the last panel.
+
+    With `tiles` a panel is [2, S / 16, 2, 16, 16, I]: of each half of the outputs 16 steps of 16 outputs, those of the
+    others, and the next steps.
+    """
     N, C = numbers_NC.shape
     panels, steps = -(-N // WIDTH), num_steps or -(-C // per_step)
-    out = zeros_in_huge_pages((panels, steps, WIDTH, per_step), numbers_NC.dtype)
-    whole, rest = divmod(N, WIDTH)
+    shape: tuple[int, ...] = (panels, steps, WIDTH, per_step)
+    if tiles:
+        shape = (panels, 2, -(-steps // TILE_HEIGHT), 2, TILE_HEIGHT, TILE_HEIGHT, per_step)
+    out = zeros_in_huge_pages(shape, numbers_NC.dtype)
     whole_steps, rest_inputs = divmod(C, per_step)
 
     def put(target_SWI: torch.Tensor, rows_WC: torch.Tensor) -> None:
@@ -240,11 +255,22 @@ def _panels(numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = Non
         if rest_inputs:
             target_SWI[whole_steps, :, :rest_inputs].copy_(rows_WC[:, size:])
 
-    for panel in range(whole):
-        put(out[panel], numbers_NC[panel * WIDTH : (panel + 1) * WIDTH])
-    if rest:
-        put(out[whole], numbers_NC[whole * WIDTH :])
+    for panel in range(panels):
+        rows_WC = numbers_NC[panel * WIDTH : (panel + 1) * WIDTH]
+        if not tiles:
+            put(out[panel], rows_WC)
+            continue
+        by_step = torch.zeros((shape[2], TILE_HEIGHT, 2, 2, TILE_HEIGHT, per_step), dtype=out.dtype)
+        put(by_step.view(-1, WIDTH, per_step), rows_WC)
+        out[panel] = by_step.permute(2, 0, 3, 1, 4, 5)
     return out
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def stored_steps(kind: int, inputs: int) -> int:
+    """Return the steps of a panel of floats as it is stored: zeros fill tiles."""
+    steps = inputs if kind == FLOAT32 else (inputs + 1) // 2
+    return -(-steps // _FILLED) * _FILLED if kind == BFLOAT16_ROWS else steps
 
 
 @compiled_in_order("int64(int64)")

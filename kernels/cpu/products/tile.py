@@ -183,6 +183,16 @@ class Tile:
             for offset in inside
         ]
 
+    def tile_offsets(self, panel_bytes: Any) -> list[Any]:
+        """Return the offsets of all vectors of a step in panels that consist of tiles of 1 KiB (`amx`)."""
+        half = self.b.sdiv(panel_bytes, I64(2))
+        offsets = []
+        for panel in range(self.num_panels):
+            for vector in range(self.instructions.vectors):
+                first = self.b.add(self.b.mul(panel_bytes, I64(panel)), self.b.mul(half, I64(vector // 2)))
+                offsets.append(self.b.add(first, I64(vector % 2 * 1024)))
+        return offsets
+
 
 def load_half(tile: Tile, base: Any, offset: Any) -> Any:
     """Load finite float16s as float32s."""

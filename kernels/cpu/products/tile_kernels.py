@@ -109,14 +109,18 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
     b, count = tile.b, tile.num_vectors
     codes, ahead = tile.pointer(a.codes), tile.pointer(a.ahead)
     x_rows = [tile.pointer(b.add(a.x, b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
-    offsets = tile.vector_offsets(a.panel_bytes, 4)
+    in_tiles = weights == "bfloat16_dot" and tile.instructions.tiles
+    offsets = tile.tile_offsets(a.panel_bytes) if in_tiles else tile.vector_offsets(a.panel_bytes, 4)
 
     def step(index: Any, sums: list[Any]) -> list[Any]:
-        here = b.gep(codes, [b.mul(index, I64(4 * tile.instructions.width))])
+        step_bytes = 2 * 64 if in_tiles else 4 * tile.instructions.width
+        coming = here = b.gep(codes, [b.mul(index, I64(step_bytes))])
+        if in_tiles:  # of 16 steps
+            here = b.gep(here, [b.mul(b.and_(index, I64(15)), I64(64 - step_bytes))])
         kind = tile.floats if weights == "float32" else tile.ints
         w = [tile.load(here, offset, kind, 4) for offset in offsets]
         if tile.num_panels > 1:
-            tile.prefetch(here, [*offsets[:: tile.instructions.vectors]], 4 * tile.instructions.width)
+            tile.prefetch(coming, [*offsets[:: 2 if in_tiles else tile.instructions.vectors]], step_bytes)
         else:
             tile.fetch(b.gep(ahead, [b.mul(index, a.ahead_bytes)]), tile.instructions.ahead_lines)
         new = list(sums)

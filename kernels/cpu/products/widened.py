@@ -18,29 +18,26 @@ from numba import types
 from numba.extending import intrinsic, register_jitable
 
 from ..instructions import HOST
-from .amx import PANEL_BYTES, add_panel
+from ..pointers import stack_memory
+from .amx import (
+    HALF_STEP_BYTES,
+    MOST_ROWS,
+    PANEL_BYTES,
+    TILE_BYTES,
+    TILE_HEIGHT,
+    add_panel,
+    multiply_packed,
+)
 from .block_formats import GROUP
-from .tile import I8, I64, Tile, load_half
+from .tile import I64, Tile, load_half
 
 # Rows of a product from which on weights are widened: a guess, until a processor that has tiles measures it.
 MIN_ROWS = 32
 BLOCK_INPUTS = 2048  # a block of 64 outputs takes 256 KiB, an eighth of the second cache
+HALF_BYTES = BLOCK_INPUTS // 2 * HALF_STEP_BYTES
+MEMORY_BYTES = 2 * HALF_BYTES
+SUMS_BYTES = MOST_ROWS * PANEL_BYTES
 _WIDTH = HOST.width
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def stack_memory(_: Any, num_bytes: Any) -> Any:
-    """Reserve memory on the stack, a constant number of bytes; return its address."""
-    if not isinstance(num_bytes, types.IntegerLiteral):
-        return None
-
-    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Sequence[Any]) -> Any:
-        with builder.goto_entry_block():
-            memory = builder.alloca(ir.ArrayType(I8, num_bytes.literal_value))
-        memory.align = 64
-        return builder.ptrtoint(memory, I64)
-
-    return types.int64(num_bytes), generate
 
 
 def group_codes(tile: Tile, planes: Sequence[int], words: Any, step: int, vector: int) -> Any:
@@ -61,6 +58,13 @@ def group_codes(tile: Tile, planes: Sequence[int], words: Any, step: int, vector
     return result
 
 
+def _place(step: int, output: int) -> int:
+    """Return where the pair of a step of a group and an output lies in a panel of tiles (`amx`)."""
+    half, column = divmod(output, 32)
+    tile, column = divmod(column, TILE_HEIGHT)
+    return half * HALF_BYTES + tile * TILE_BYTES + 64 * step + 4 * column
+
+
 def widen_group(
     tile: Tile,
     codes: Callable[[int, int], Any],
@@ -69,12 +73,12 @@ def widen_group(
     bases: Sequence[Sequence[Any]],
     to: Any,
 ) -> None:
-    """Emit code that writes a group's weights, (code - offset) * scale + base, as bfloat16s at `to`.
+    """Emit code that writes a group's weights, (code - offset) * scale + base, as tiles of bfloat16s at `to`.
 
     `codes(step, vector)` are those of four inputs. Scales and bases, if there are any, are by scale and vector. No
     operation is fused.
     """
-    b, width, steps = tile.b, tile.instructions.width, GROUP // 4
+    b, steps = tile.b, GROUP // 4
     middle = ir.Constant(tile.bytes, [offset] * tile.bytes.count)
     for step in range(steps):
         part = step * len(scales) // steps
@@ -88,7 +92,7 @@ def widen_group(
                 numbers.append(b.fadd(number, bases[part][vector]) if bases else number)
             for pair in range(2):
                 word = tile.paired(*numbers[2 * pair : 2 * pair + 2])
-                tile.store(word, to, I64(4 * ((2 * step + pair) * width + vector * tile.lanes)))
+                tile.store(word, to, I64(_place(2 * step + pair, vector * tile.lanes)))
 
 
 def widen_integers(
@@ -111,7 +115,7 @@ def widen_integers(
             return [b.fmul(load_half(tile, halves, place), by) for place, by in zip(places, factors, strict=True)]
 
         words = tile.pointer(b.add(codes, b.mul(index, I64(GROUP * width * bits // 8))))
-        place = b.mul(b.sub(index, b.sdiv(begin, I64(GROUP))), I64(GROUP // 2 * 4 * width))
+        place = b.mul(b.sub(index, b.sdiv(begin, I64(GROUP))), I64(GROUP // 2 * HALF_STEP_BYTES))
         widen_group(
             tile,
             partial(group_codes, tile, (bits,), words),
@@ -156,11 +160,31 @@ def _multiply_widened(
     T: int,
     y: int,
     y_bytes: int,
+    outputs: int,
+    is_packed: int,
 ) -> None:
-    """Write the products of T bfloat16 rows and whole panels of 4-bit or 8-bit codes, whose addresses are those of the
-    first one's."""
-    memory = stack_memory(_MEMORY_BYTES)
-    for panel in range(panels):
+    """Write the products of T bfloat16 rows and panels of 4-bit or 8-bit codes, whose addresses are those of the first
+    one's. Panels are whole, or rows are packed in tiles, MOST_ROWS or fewer."""
+    memory = stack_memory(MEMORY_BYTES)
+    sums = stack_memory(SUMS_BYTES)
+    for begin in range(0, C if is_packed else 0, BLOCK_INPUTS):
+        end = min(begin + BLOCK_INPUTS, C)
+        for panel in range(panels):
+            own, factors, offsets = (
+                codes + panel * panel_bytes,
+                scales + panel * scale_bytes,
+                bases + panel * base_bytes,
+            )
+            if is_int4:
+                _widen(4, own, factors, offsets, group, begin, end, memory)
+            else:
+                _widen(8, own, factors, offsets, group, begin, end, memory)
+            multiply_packed(
+                T, begin // 2, end // 2, C // 2, memory - begin // 2 * HALF_STEP_BYTES, HALF_BYTES,
+                bias + panel * _WIDTH * 4, x, sums, y + panel * _WIDTH * 4, y_bytes,
+                min(_WIDTH, outputs - panel * _WIDTH),
+            )  # fmt: skip
+    for panel in range(0 if is_packed else panels):
         own, factors, offsets = codes + panel * panel_bytes, scales + panel * scale_bytes, bases + panel * base_bytes
         for begin in range(0, C, BLOCK_INPUTS):
             end, first = min(begin + BLOCK_INPUTS, C), begin // 2
@@ -168,8 +192,10 @@ def _multiply_widened(
                 _widen(4, own, factors, offsets, group, begin, end, memory)
             else:
                 _widen(8, own, factors, offsets, group, begin, end, memory)
-            weights, to = memory - first * PANEL_BYTES, y + panel * _WIDTH * 4
-            add_panel(T, first, end // 2, C // 2, weights, bias + panel * _WIDTH * 4, x, x_bytes, to, y_bytes)
+            weights, to = memory - first * HALF_STEP_BYTES, y + panel * _WIDTH * 4
+            add_panel(
+                T, first, end // 2, C // 2, weights, HALF_BYTES, bias + panel * _WIDTH * 4, x, x_bytes, to, y_bytes
+            )
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -177,5 +203,4 @@ def _multiply_nothing(*_arguments: int) -> None:
     return
 
 
-_MEMORY_BYTES = BLOCK_INPUTS // 2 * PANEL_BYTES
 multiply_widened = _multiply_widened if HOST.tiles else _multiply_nothing  # for compiled loops

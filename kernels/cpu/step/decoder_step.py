@@ -23,11 +23,12 @@ from ..bfloat16 import narrow, widen
 from ..compiled import Bytes, Floats, Ints, compiled
 from ..layers import GELU_TANH, normalise, normalise_together
 from ..pointers import address_of, pointer_to
+from ..products.matmul import prepared_row, prepared_size
 from .arguments import signature
 from .experts import GATES_UPS, OWN_MEMORY, add_mixture
 from .experts import NUM_PHASES as MIXTURE_PHASES
 from .phases import claim, complete, wait
-from .products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
+from .products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, packs_gated, prepare
 from .store import scratch_floats, store_token
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
@@ -64,7 +65,7 @@ PHASES_PER_LAYER = _MIXTURE + MIXTURE_PHASES
 _FINAL_NORM, _HEAD, HEAD_PHASES = range(3)  # behind those of the layers
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
 
-_floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+_floats, _halves, _bytes = pointer_to(types.float32), pointer_to(types.uint16), pointer_to(types.uint8)
 
 
 @compiled(
@@ -379,6 +380,9 @@ def decoder_layers(
 
         gate_up_TJ = gate_up_RJ.reshape(-1)[: T * gate_up_W[1]].reshape((T, gate_up_W[1]))
         gated_TI = gated_RI.reshape(-1)[: T * down_W[2]].reshape((T, down_W[2]))
+        num_adapters, packed_bytes = len(adapters_LPAW[layer, GATE_UP]) + len(adapters_LPAW[layer, DOWN]), 0
+        if is_gated and packs_gated(gate_up_W, down_W, T, gated_TI.shape[1], num_adapters):
+            packed_bytes = prepared_row(down_W, True)
         for turn in range(2):
             if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
                 prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
@@ -417,7 +421,7 @@ def decoder_layers(
                 multiply_gate_up(
                     phases, phase + _GATE_UP, phase + _ACTIVATE, thread, num_threads, gate_up_W, source_TE, prepared,
                     gate_up_TJ, gated_TI, activation == GELU_TANH,
-                    inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
+                    inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP], packed_bytes,
                 )  # fmt: skip
             else:
                 multiply_up(
@@ -426,13 +430,19 @@ def decoder_layers(
                 )  # fmt: skip
         if experts_W[GATES_UPS] != 0:
             continue
-        prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared)
+        down_prepared = prepared
+        if packed_bytes == 0:
+            prepare(
+                phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared
+            )  # fmt: skip
+        else:
+            down_prepared = carray(_bytes(address_of(gated_TI)), (prepared_size(down_W, T, True),))
         norm = others_W[MLP_OUT_NORM]
         factor = residual_scale if norm == 0 else none
         own_AW = adapters_LPAW[layer, DOWN]
         multiply_adapters(phases, phase + _INNER_DOWN, num_threads, gated_TI, own_AW, tokens_N, ends_A, 1, inner_NR)
         multiply(
-            phases, phase + _DOWN, thread, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor,
+            phases, phase + _DOWN, thread, num_threads, down_W, gated_TI, down_prepared, y_TE, x_TE, factor,
             inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
         )  # fmt: skip
         if norm != 0:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..compiled import Floats, Ints, compiled, exp
 from ..layers import activate_gated, clamped_swiglu_row
 from ..pointers import pointer_to
-from ..products.matmul import multiply_panels, num_panels, prepare_rows, prepared_size
+from ..products.matmul import in_tiles, most_prepared, multiply_panels, num_panels, prepare_rows, prepared_size
 from ..products.packed_matrix import NUM_DESCRIPTOR_WORDS, WIDTH
 from .phases import claim, complete, wait
 from .products import num_parts, prepare
@@ -66,7 +66,7 @@ def _aligned(size: int) -> int:
 def inputs_bytes(settings: Ints, gate_up_W: Ints, T: int, E: int) -> int:
     """Return the bytes of memory for the inputs of T tokens' experts, which `gate_up_W` multiplies."""
     P = T * settings[NUM_CHOSEN]
-    return _aligned(4 * P * E) + prepared_size(gate_up_W, P) + _LINE  # type: ignore[no-any-return]
+    return _aligned(4 * P * E) + prepared_size(gate_up_W, P, False) + _LINE  # type: ignore[no-any-return]
 
 
 @compiled("int64(int64[::1], int64[::1], int64[::1], int64, int64)")
@@ -75,7 +75,7 @@ def products_bytes(settings: Ints, down_W: Ints, shared_down_W: Ints, T: int, E:
     P, S, size = T * settings[NUM_CHOSEN], settings[NUM_EXPERTS] + settings[SHARED_GATE], settings[SIZE]
     choices = _aligned(4 * T * S) + _aligned(4 * P) + _aligned(8 * P)
     products = _aligned(8 * P * size) + _aligned(4 * P * size) + _aligned(4 * P * E)
-    return choices + products + _aligned(prepared_size(down_W, P)) + prepared_size(shared_down_W, T) + _LINE  # type: ignore[no-any-return]
+    return choices + products + _aligned(prepared_size(down_W, P, False)) + most_prepared(shared_down_W, T) + _LINE  # type: ignore[no-any-return]
 
 
 @compiled("float32(float32)")
@@ -210,16 +210,16 @@ def _multiply_gates_ups(
 
     A panel of gates and one of ups are activated while they are in the cache, unless panels straddle the two.
     """
-    begin, size, row_bytes = 0, gated_PI.shape[1], prepared_size(matrices_NW[0], 1)
+    begin, size, row_bytes = 0, gated_PI.shape[1], prepared_size(matrices_NW[0], 1, False)
     for n in range(len(ends_N)):
         stop = ends_N[n]
         if stop > begin:
             low, high = (0, 1) if is_one else (begin, stop)
             own, rows, y = x_PE[low:high], prepared[low * row_bytes : high * row_bytes], gate_up_PJ[begin:stop]
-            multiply_panels(matrices_NW[n], own, rows, y, first, end)
+            multiply_panels(matrices_NW[n], own, rows, y, first, end, False)
             if size % WIDTH == 0:
                 ups = size // WIDTH
-                multiply_panels(matrices_NW[n], own, rows, y, ups + first, ups + end)
+                multiply_panels(matrices_NW[n], own, rows, y, ups + first, ups + end, False)
                 _activate(gate_up_PJ, gated_PI, begin, stop, first * WIDTH, end * WIDTH, settings, factors)
         begin = stop
 
@@ -300,9 +300,11 @@ def add_mixture(
     T, E = x_TE.shape
     N, K, size = settings[NUM_EXPERTS], settings[NUM_CHOSEN], settings[SIZE]
     P, S, num_shared = T * K, N + settings[SHARED_GATE], T if shared_down_W[1] > 0 else 0
+    # Rows of experts are sorted by expert, and not packed in tiles.
+    packs_gate_up, packs_down = in_tiles(shared_gate_up_W, T), in_tiles(shared_down_W, T)
     gates_ups_NW = carray(_ints(experts_W[GATES_UPS]), (N, NUM_DESCRIPTOR_WORDS))
     downs_NW = carray(_ints(experts_W[DOWNS]), (N, NUM_DESCRIPTOR_WORDS))
-    input_bytes, inner_bytes = prepared_size(gates_ups_NW[0], 1), prepared_size(downs_NW[0], 1)
+    input_bytes, inner_bytes = prepared_size(gates_ups_NW[0], 1, False), prepared_size(downs_NW[0], 1, False)
 
     memory = _aligned(own_memory if alone else settings[INPUTS_MEMORY])
     inputs_PE = carray(_floats(memory), (P, E))
@@ -321,7 +323,7 @@ def add_mixture(
     y_PE = carray(_floats(memory), (P, E))
     memory += _aligned(4 * P * E)
     inner = carray(_bytes(memory), (P * inner_bytes,))
-    shared_inner = carray(_bytes(memory + _aligned(P * inner_bytes)), (prepared_size(shared_down_W, T),))
+    shared_inner = carray(_bytes(memory + _aligned(P * inner_bytes)), (prepared_size(shared_down_W, T, packs_down),))
 
     prepare(
         phases, phase + _NORM, num_threads, alone, shared_gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared
@@ -332,7 +334,7 @@ def add_mixture(
         if part < 0:
             break
         first, end = T * part // parts, T * (part + 1) // parts
-        multiply_panels(router_W, normed_TE[first:end], inputs, scores_TS[first:end], 0, num_panels(router_W))
+        multiply_panels(router_W, normed_TE[first:end], inputs, scores_TS[first:end], 0, num_panels(router_W), False)
         for t in range(first, end):
             choose_experts(
                 scores_TS[t, :N], settings, factors[SCALE], experts_W[CHOICE_BIAS], weights_TK[t], chosen_TK[t]
@@ -364,7 +366,7 @@ def add_mixture(
             row_E, input_E = normed_TE[token], inputs_PE[p]
             for e in range(E):
                 input_E[e] = row_E[e] * factor
-        prepare_rows(gates_ups_NW[0], inputs_PE, first, end, inputs)
+        prepare_rows(gates_ups_NW[0], inputs_PE, first, end, inputs, False)
         if alone:
             break
         complete(phases, phase + _GATHER, parts)
@@ -389,10 +391,12 @@ def add_mixture(
         else:
             first = shared_panels * (task - parts) // shared_parts
             end = shared_panels * (task - parts + 1) // shared_parts
-            multiply_panels(shared_gate_up_W, normed_TE, prepared, gate_up_TJ, first, end)
+            multiply_panels(shared_gate_up_W, normed_TE, prepared, gate_up_TJ, first, end, packs_gate_up)
             if is_shared_whole:
                 ups = shared_panels
-                multiply_panels(shared_gate_up_W, normed_TE, prepared, gate_up_TJ, ups + first, ups + end)
+                multiply_panels(
+                    shared_gate_up_W, normed_TE, prepared, gate_up_TJ, ups + first, ups + end, packs_gate_up
+                )
                 activate_gated(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, False)
         complete(phases, phase + _GATE_UP, tasks)
     wait(phases, phase + _GATE_UP, tasks)
@@ -406,11 +410,11 @@ def add_mixture(
             first, end = P * part // parts, P * (part + 1) // parts
             if not is_whole:
                 _activate(gate_up_PJ, gated_PI, first, end, 0, size, settings, factors)
-            prepare_rows(downs_NW[0], gated_PI, first, end, inner)
+            prepare_rows(downs_NW[0], gated_PI, first, end, inner, False)
             first, end = num_shared * part // parts, num_shared * (part + 1) // parts
             if not is_shared_whole:
                 activate_gated(gate_up_TJ, gated_TI, first, end, 0, shared_size, False)
-            prepare_rows(shared_down_W, gated_TI, first, end, shared_inner)
+            prepare_rows(shared_down_W, gated_TI, first, end, shared_inner, packs_down)
             complete(phases, phase + _ACTIVATE, parts)
         wait(phases, phase + _ACTIVATE, parts)
 
@@ -426,10 +430,10 @@ def add_mixture(
             stop = ends_N[n]
             if stop > begin:
                 rows_of_n = inner[begin * inner_bytes : stop * inner_bytes]
-                multiply_panels(downs_NW[n], gated_PI[begin:stop], rows_of_n, y_PE[begin:stop], first, end)
+                multiply_panels(downs_NW[n], gated_PI[begin:stop], rows_of_n, y_PE[begin:stop], first, end, False)
             begin = stop
         if num_shared > 0:
-            multiply_panels(shared_down_W, gated_TI, shared_inner, y_TE, first, end)
+            multiply_panels(shared_down_W, gated_TI, shared_inner, y_TE, first, end, packs_down)
         _add_weighted(
             first * WIDTH, min(end * WIDTH, E), y_PE, places_TK, weights_TK, y_TE[:num_shared], scores_TS, settings,
             residual_scale, x_TE,

@@ -10,22 +10,42 @@ tokens, S sections, R inner numbers.
 from __future__ import annotations
 
 import numpy as np
+from numba import carray, types
 from numpy.typing import NDArray
 
 from ..compiled import Floats, Ints, compiled
-from ..layers import activate, activate_gated, normalise
-from ..products.matmul import FEW_ROWS, multiply_panels, num_panels, prepare_rows, prepared_size
+from ..layers import activate, activate_gated, activate_row, normalise
+from ..pointers import address_of, pointer_to, stack_memory
+from ..products.amx import MOST_ROWS, PANEL_BYTES, TILE_HEIGHT, packed_place
+from ..products.block_panels import round_to_bfloat16
+from ..products.matmul import (
+    FEW_ROWS,
+    TILE_INPUTS,
+    in_tiles,
+    multiply_panels,
+    multiply_to_sums,
+    num_panels,
+    prepare_rows,
+    prepared_row,
+    prepared_size,
+    tile_rows_of_block,
+)
 from ..products.packed_matrix import FLOAT32, INT8, WIDTH
 from .lora import add_outer, multiply_inner, num_inner_rows
 from .phases import claim, claim_near, complete, complete_tasks, wait
 
 Bytes = NDArray[np.uint8]
+_floats = pointer_to(types.float32)
 
 _TASKS_PER_THREAD = 8
 # Tasks of many rows divide the rows, not the panels, where a matrix of floats has at most so many bytes: each block of
 # rows reads it from a cache, and a thread's rows are mostly those that it has written in the phase before, while its
 # panels would read all rows. Matrices of integers are not divided so: a panel is unpacked once for many rows.
 _BYTES_OF_ROW_TASKS, _ROWS_OF_TASK = 4 << 20, 64
+_ROWS_TOGETHER = 2 * TILE_HEIGHT  # are in one task
+_ROWS_OF_NORM = 4
+_HALF_OF_SUMS = MOST_ROWS * PANEL_BYTES  # of a panel of gates, or of ups
+_SUMS_BYTES = 2 * _HALF_OF_SUMS
 _SMALL_TASKS_PER_THREAD = 64  # of a product of few rows, which read a panel once
 
 
@@ -52,12 +72,26 @@ def _num_row_parts(matrix_W: Ints, num_rows: int, num_adapters: int, num_threads
     return num_threads * per_thread if per_thread > 1 else 0  # type: ignore[no-any-return]
 
 
+@compiled("UniTuple(int64, 2)(int64[::1], int64, int64, int64, int64)")
+def _num_tasks(matrix_W: Ints, panels: int, num_rows: int, num_adapters: int, num_threads: int) -> tuple[int, int]:
+    """Return into how many parts a product's rows are divided for its tasks, and its panels."""
+    if num_threads == 1 and not in_tiles(matrix_W, num_rows):
+        return 1, 1
+    if num_adapters == 0 and in_tiles(matrix_W, num_rows):
+        blocks = -(-num_rows // tile_rows_of_block(matrix_W))
+        return blocks, min(panels, -(-_TASKS_PER_THREAD * num_threads // blocks))
+    row_parts = _num_row_parts(matrix_W, num_rows, num_adapters, num_threads)
+    return (row_parts, 1) if row_parts > 0 else (1, num_panel_parts(panels, num_rows, num_threads))
+
+
 @compiled("UniTuple(int64, 4)(int64, int64, int64, int64, int64)")
 def _task_range(part: int, row_parts: int, panel_parts: int, num_rows: int, panels: int) -> tuple[int, int, int, int]:
-    """Return the rows and the panels of a task, [first, end) each. With `row_parts` tasks divide rows, else panels."""
-    if row_parts > 0:
-        return num_rows * part // row_parts, num_rows * (part + 1) // row_parts, 0, panels
-    return 0, num_rows, panels * part // panel_parts, panels * (part + 1) // panel_parts
+    """Return the rows and the panels of a task, [first, end) each. Tasks of the same rows follow each other."""
+    row_part, panel_part = part // panel_parts, part % panel_parts
+    blocks = -(-num_rows // _ROWS_TOGETHER)
+    begin = blocks * row_part // row_parts * _ROWS_TOGETHER
+    stop = min(num_rows, blocks * (row_part + 1) // row_parts * _ROWS_TOGETHER)
+    return begin, stop, panels * panel_part // panel_parts, panels * (panel_part + 1) // panel_parts
 
 
 @compiled(
@@ -82,19 +116,20 @@ def prepare(
     Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows.
     """
     T = len(x_TC)
-    if norm == 0 and prepared_size(matrix_W, 1) == 0:
+    if norm == 0 and prepared_size(matrix_W, 1, False) == 0:
         return
-    parts = 1 if alone else num_parts(T, num_threads)
+    parts, packs_tiles = 1 if alone else num_parts(T, num_threads), in_tiles(matrix_W, T)
     while True:
         part = 0 if alone else claim(phases, phase, parts)
         if part < 0:
             break
         first, end = T * part // parts, T * (part + 1) // parts
-        if norm != 0:
-            normalise(x_TC[first:end], norm, eps, is_layer_norm, normed_TC[first:end])
-            prepare_rows(matrix_W, normed_TC, first, end, prepared)
-        else:
-            prepare_rows(matrix_W, x_TC, first, end, prepared)
+        for row in range(first, end if norm != 0 else first, _ROWS_OF_NORM):  # which stay in the first cache
+            last = min(row + _ROWS_OF_NORM, end)
+            normalise(x_TC[row:last], norm, eps, is_layer_norm, normed_TC[row:last])
+            prepare_rows(matrix_W, normed_TC, row, last, prepared, packs_tiles)
+        if norm == 0:
+            prepare_rows(matrix_W, x_TC, first, end, prepared, packs_tiles)
         if alone:
             return
         complete(phases, phase, parts)
@@ -151,16 +186,16 @@ def multiply(
 ) -> None:
     """Write `y = x w^T + bias`, adapters included, and add `factor` times that to `sum_TN` if it is not 0."""
     T, N = y_TN.shape
-    panels, count = num_panels(matrix_W), 0
-    row_parts = _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
-    parts = row_parts if row_parts > 0 else num_panel_parts(panels, T, num_threads)
-    row_bytes = prepared_size(matrix_W, 1)
+    panels, count, packs_tiles = num_panels(matrix_W), 0, in_tiles(matrix_W, T)
+    row_parts, panel_parts = _num_tasks(matrix_W, panels, T, len(adapters_AW), num_threads)
+    parts, row_bytes = row_parts * panel_parts, prepared_row(matrix_W, packs_tiles)
     while True:
         part = claim_near(phases, phase, parts, thread, num_threads)
         if part < 0:
             break
-        begin, stop, first, end = _task_range(part, row_parts, parts, T, panels)
-        multiply_panels(matrix_W, x_TC[begin:stop], prepared[begin * row_bytes :], y_TN[begin:stop], first, end)
+        begin, stop, first, end = _task_range(part, row_parts, panel_parts, T, panels)
+        own = prepared[begin * row_bytes :]
+        multiply_panels(matrix_W, x_TC[begin:stop], own, y_TN[begin:stop], first, end, packs_tiles)
         if len(adapters_AW) > 0:
             add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, y_TN)
         if factor != 0:
@@ -195,14 +230,14 @@ def multiply_up(
     """Write the activated product of `x_TE` and the matrix, of an MLP without a gate."""
     size = up_TI.shape[1]
     panels = num_panels(matrix_W)
-    parts = num_panel_parts(panels, len(x_TE), num_threads)
+    parts, packs_tiles = num_panel_parts(panels, len(x_TE), num_threads), in_tiles(matrix_W, len(x_TE))
     count = 0
     while True:
         part = claim_near(phases, phase, parts, thread, num_threads)
         if part < 0:
             break
         first, end = panels * part // parts, panels * (part + 1) // parts
-        multiply_panels(matrix_W, x_TE, prepared, up_TI, first, end)
+        multiply_panels(matrix_W, x_TE, prepared, up_TI, first, end, packs_tiles)
         if len(adapters_AW) > 0:
             add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, up_TI)
         activate(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
@@ -211,9 +246,50 @@ def multiply_up(
     wait(phases, phase, parts)
 
 
+@compiled("boolean(int64[::1], int64[::1], int64, int64, int64)")
+def packs_gated(matrix_W: Ints, down_W: Ints, num_rows: int, size: int, num_adapters: int) -> bool:
+    """Return True if `multiply_gate_up` may write its result as the product with `down_W` takes it."""
+    return size % WIDTH == 0 and num_adapters == 0 and in_tiles(matrix_W, num_rows) and in_tiles(down_W, num_rows)
+
+
+@compiled("void(int64[::1], uint8[::1], float32[:,::1], int64, int64, int64, int64, boolean, float32[:,:,::1], int64)")
+def _multiply_near(
+    matrix_W: Ints,
+    prepared: Bytes,
+    gated_TI: Floats,
+    begin: int,
+    stop: int,
+    first: int,
+    end: int,
+    is_gelu: bool,
+    sums_2RW: Floats,
+    packed_bytes: int,
+) -> None:
+    """Write act(gate) * up of the rows [begin, stop), packed in tiles, and the panels [first, end) of gates.
+
+    Sums are activated where they are. `packed_bytes` is as in `multiply_gate_up`.
+    """
+    panels = gated_TI.shape[1] // WIDTH
+    x, packed = address_of(prepared) + begin * prepared_row(matrix_W, True), address_of(gated_TI)
+    gated_W = carray(_floats(stack_memory(PANEL_BYTES)), (WIDTH,))
+    for panel in range(first, end):
+        for half in range(2):
+            multiply_to_sums(matrix_W, panel + half * panels, x, stop - begin, address_of(sums_2RW[half]))
+        for row in range(stop - begin):
+            gate_W, up_W = sums_2RW[0, row], sums_2RW[1, row]
+            if packed_bytes == 0:
+                activate_row(gate_W, up_W, gated_TI[begin + row, panel * WIDTH : (panel + 1) * WIDTH], is_gelu)
+                continue
+            activate_row(gate_W, up_W, gated_W, is_gelu)
+            for place in range(0, WIDTH, TILE_INPUTS):
+                step = (panel * WIDTH + place) // 2
+                to = packed + packed_place(begin + row, step, packed_bytes // 4)
+                round_to_bfloat16(address_of(gated_W) + 4 * place, TILE_INPUTS, to)
+
+
 @compiled(
     "void(int64[::1], int64, int64, int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1],"
-    " float32[:,::1], boolean, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
+    " float32[:,::1], boolean, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64)"
 )
 def multiply_gate_up(
     phases: Ints,
@@ -232,22 +308,31 @@ def multiply_gate_up(
     tokens_N: Ints,
     ends_A: Ints,
     sizes_S: Ints,
+    packed_bytes: int,
 ) -> None:
-    """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
+    """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix.
+
+    With `packed_bytes` they are written as rows packed in tiles, of so many bytes each, which `packs_gated` allows.
+    """
     T, size = gated_TI.shape
     if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
-        panels, count = size // WIDTH, 0
-        row_parts = _num_row_parts(matrix_W, T, len(adapters_AW), num_threads)
-        parts = row_parts if row_parts > 0 else num_panel_parts(panels, T, num_threads)
-        row_bytes = prepared_size(matrix_W, 1)
+        panels, count, packs_tiles = size // WIDTH, 0, in_tiles(matrix_W, T)
+        row_parts, panel_parts = _num_tasks(matrix_W, panels, T, len(adapters_AW), num_threads)
+        parts, row_bytes = row_parts * panel_parts, prepared_row(matrix_W, packs_tiles)
+        is_near = packs_tiles and len(adapters_AW) == 0  # sums are activated where they are
+        sums_2RW = carray(_floats(stack_memory(_SUMS_BYTES)), (2, MOST_ROWS, WIDTH))
         while True:
             part = claim_near(phases, phase, parts, thread, num_threads)
             if part < 0:
                 break
-            begin, stop, first, end = _task_range(part, row_parts, parts, T, panels)
+            begin, stop, first, end = _task_range(part, row_parts, panel_parts, T, panels)
+            if is_near:
+                _multiply_near(matrix_W, prepared, gated_TI, begin, stop, first, end, is_gelu, sums_2RW, packed_bytes)
+                count += 1
+                continue
             x_RE, own, y_RJ = x_TE[begin:stop], prepared[begin * row_bytes :], gate_up_TJ[begin:stop]
-            multiply_panels(matrix_W, x_RE, own, y_RJ, first, end)
-            multiply_panels(matrix_W, x_RE, own, y_RJ, panels + first, panels + end)
+            multiply_panels(matrix_W, x_RE, own, y_RJ, first, end, packs_tiles)
+            multiply_panels(matrix_W, x_RE, own, y_RJ, panels + first, panels + end, packs_tiles)
             if len(adapters_AW) > 0:
                 for start in (0, size):
                     low, high = start + first * WIDTH, start + end * WIDTH
