@@ -4,8 +4,9 @@ Several threads may multiply different panels at once: rows are prepared once fo
 thread then writes the outputs of its panels. Nothing is allocated.
 
 Many rows go in blocks whose inputs stay in the second cache, by blocks of steps whose weights stay in the first; sums
-wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows;
-where many rows go by tiles (`amx`), they depend on whether these do.
+wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows.
+Tiles (`amx`) sum otherwise: rows of bfloat16 all go by them, and codes are widened for many rows only. Rows that are
+packed in tiles (`in_tiles`) have their last panel by tiles too.
 
 Legend: T rows, C inputs, N outputs.
 """
@@ -95,7 +96,7 @@ _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
 # Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
 _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
-HOST_TILES = HOST.tiles
+_TILES = HOST.tiles
 TILE_INPUTS = 32  # of a row in a tile
 # Inputs of so many rows, or in blocks of steps of half of them, stay in the second cache while panels pass.
 _INPUTS_OF_MOST_ROWS, _TILE_BLOCK_STEPS = 1280, 1280
@@ -407,7 +408,7 @@ def _multiply_panels(
                     row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
                     ahead = codes + panel * panel_bytes + begin * lanes * lane_bytes
                     ahead_bytes, piece = lane_bytes, 0
-                    if num_tiles == 1 and not (HOST_TILES and kind == BFLOAT16_ROWS):
+                    if num_tiles == 1 and not (_TILES and kind == BFLOAT16_ROWS):
                         ahead += PREFETCH_BYTES
                     else:  # the tiles share the weights that come after theirs
                         ahead += next_bytes

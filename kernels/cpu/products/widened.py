@@ -36,7 +36,7 @@ MIN_ROWS = 32
 BLOCK_INPUTS = 2048  # a block of 64 outputs takes 256 KiB, an eighth of the second cache
 HALF_BYTES = BLOCK_INPUTS // 2 * HALF_STEP_BYTES
 MEMORY_BYTES = 2 * HALF_BYTES
-SUMS_BYTES = MOST_ROWS * PANEL_BYTES
+SUMS_BYTES = MOST_ROWS * PANEL_BYTES if HOST.tiles else 64  # on the stack
 _WIDTH = HOST.width
 
 

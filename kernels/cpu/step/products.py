@@ -31,6 +31,7 @@ from ..products.matmul import (
     tile_rows_of_block,
 )
 from ..products.packed_matrix import FLOAT32, INT8, WIDTH
+from ..products.widened import SUMS_BYTES
 from .lora import add_outer, multiply_inner, num_inner_rows
 from .phases import claim, claim_near, complete, complete_tasks, wait
 
@@ -44,8 +45,7 @@ _TASKS_PER_THREAD = 8
 _BYTES_OF_ROW_TASKS, _ROWS_OF_TASK = 4 << 20, 64
 _ROWS_TOGETHER = 2 * TILE_HEIGHT  # are in one task
 _ROWS_OF_NORM = 4
-_HALF_OF_SUMS = MOST_ROWS * PANEL_BYTES  # of a panel of gates, or of ups
-_SUMS_BYTES = 2 * _HALF_OF_SUMS
+_SUMS_BYTES = 2 * SUMS_BYTES  # of a panel of gates and one of ups
 _SMALL_TASKS_PER_THREAD = 64  # of a product of few rows, which read a panel once
 
 
