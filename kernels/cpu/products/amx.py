@@ -1,10 +1,10 @@
-"""Products of bfloat16 and int8 rows with panels on a processor's tile registers (AMX), from a few rows on.
+"""Products of bfloat16 and int8 rows with panels on a processor's tile registers (AMX).
 
 A tile has up to 16 rows of 64 bytes. Packed bfloat16 weights are a tile of 1 KiB behind the other, which load faster
 than rows apart: for 32 outputs, one half of a panel, 16 steps of 16 outputs, those of the others, and the next steps.
-So weights are held once for all ways to multiply. An instruction adds the products of 32 inputs: those of
-even and of odd inputs are summed apart, in their order, and their sum is added to the total (TDPBF16PS in Intel's
-manual). So a row's numbers do not depend on the rows beside it; but dot products round otherwise.
+So weights are held once for all ways to multiply. An instruction adds the products of 32 inputs: those of even and of
+odd inputs are summed apart, in their order, and their sum is added to the total (TDPBF16PS in Intel's manual). So a
+row's numbers do not depend on the rows beside it; but dot products round otherwise.
 
 Sums of int8 codes are exact, so products with weights of one scale an output have the same bits without tiles. They
 leave the tiles after each group of inputs, to be scaled by the rows' scales.
@@ -40,8 +40,7 @@ logger = logging.getLogger("ramiform.kernels")
 MIN_ROWS, MIN_ROWS_OF_BYTES = 1, 8
 MOST_ROWS = 512  # packed in tiles, that meet a panel together
 TILE_HEIGHT, _STEPS = 16, 16  # rows of a tile; a step of bfloat16 pairs is a row of weights
-# Steps whose weights, of 32 outputs, stay in the first cache while all blocks of rows meet them.
-_CACHED_STEPS = 256
+_CACHED_STEPS = 256  # whose weights, of 32 outputs, stay in the first cache while all blocks of rows meet them
 _AHEAD = 4096  # bytes of weights that come from memory, ahead of those that few rows meet
 HALF_STEP_BYTES = 128  # of a step of half a panel
 STEP_BYTES = _ROW_BYTES = 64  # of a tile's row: 32 bfloat16 or 64 int8 inputs
@@ -416,9 +415,9 @@ def _multiply_many(
     all rows meet it.
     """
     state, row_bytes = local_state(), 4 * steps
-    whole = rows // (2 * TILE_HEIGHT) * 2 * TILE_HEIGHT
-    for first in range(0, rows, max(whole, 1)):
-        last = whole if first < whole else rows
+    whole, last = rows // (2 * TILE_HEIGHT) * 2 * TILE_HEIGHT, 0
+    while last < rows:  # all that fill two blocks, then those that are left
+        first, last = last, whole if last < whole else rows
         number = min(last - first, 2 * TILE_HEIGHT)
         configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
         for half in range(2):
