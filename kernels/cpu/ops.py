@@ -21,13 +21,9 @@ from . import layers
 from .attention.latent import attend_latents
 from .attention.paged import CompiledAttention, compiled_attention
 from .bfloat16 import as_float_array
-from .compiled import Floats, Ints, compiled, exp
+from .compiled import Ints, compiled
+from .sampling import log_sums, sample_unfiltered
 from .thread_pool import share_rows
-
-_LEAST = np.float32(-87)  # logarithm of a weight; smaller ones, -inf included, count as 0
-_MIN_TEMPERATURE = np.float32(1e-30)
-_MARGIN = 1 + 1e-9  # more than the rounding of a speed
-_ARGMAX_BLOCK = 256  # numbers of a row that are searched for their largest at once
 
 
 class CpuOps(ReferenceOps):
@@ -123,6 +119,19 @@ class CpuOps(ReferenceOps):
         tokens_R[ranked_R] = super().sample_tokens(logits_RV[ranked_R], sampling.select(ranked_R))
         return tokens_R
 
+    def token_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        log_sum_R, _ = log_sums(logits_RV)
+        logprob_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1) - log_sum_R
+        if not num_top:
+            return logprob_R, logits_RV[:, :0], tokens_R[:, None][:, :0]
+        top_RM, ids_RM = logits_RV.topk(min(num_top, logits_RV.shape[1]), dim=-1)
+        return logprob_R, top_RM - log_sum_R[:, None], ids_RM
+
+    def entropies(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        return log_sums(logits_RV)[1]
+
     def walk_trees(
         self, sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int
     ) -> torch.Tensor:
@@ -185,80 +194,6 @@ def _suit_loops(*tensors: torch.Tensor) -> bool:
     """True if the compiled loops take the tensors: all float32 or all bfloat16, and contiguous."""
     dtype = tensors[0].dtype
     return dtype in (torch.float32, torch.bfloat16) and all(x.dtype == dtype and x.is_contiguous() for x in tensors)
-
-
-@compiled("float64(int64, int64)")
-def _uniform(seed: int, token: int) -> float:
-    """Return the token's random number in the race of `draw_tokens`: the token-th output of the splitmix64 that starts
-    at `seed`, scaled to (0, 1)."""
-    z = np.uint64(seed) + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return (np.float64(z >> np.uint64(12)) + 0.5) * 2.0**-52
-
-
-@compiled("int32(int32)")
-def _order(bits: np.int32) -> np.int32:
-    """Return an integer that orders float32s, given by their bits: NaN is the largest, zeros are equal."""
-    magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
-    if magnitude > np.int32(0x7F800000):
-        return np.int32(0x7FFFFFFF)
-    return magnitude if bits >= 0 else np.int32(-magnitude)
-
-
-@compiled("int64(float32[::1])")
-def likeliest(logits_V: Floats) -> int:
-    """Return the first index of the largest number, NaN before all. Bits are compared, because loops over integers
-    are vectorised and those over floats are not."""
-    most, at = np.int32(-0x7FFFFFFF), 0
-    for start in range(0, len(logits_V), _ARGMAX_BLOCK):
-        bits_B = logits_V[start : start + _ARGMAX_BLOCK].view(np.int32)
-        largest = np.int32(-0x7FFFFFFF)
-        for b in range(len(bits_B)):
-            largest = max(largest, _order(bits_B[b]))
-        if largest > most:
-            most, at = largest, start
-    bits_B = logits_V[at : at + _ARGMAX_BLOCK].view(np.int32)
-    for b in range(len(bits_B)):
-        if _order(bits_B[b]) == most:
-            return at + b
-    return 0
-
-
-@compiled("void(float32[:,::1], float32[::1], float32[::1], int64[::1], int64[::1])")
-def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_R: Ints, tokens_R: Ints) -> None:
-    """Write each row's token: the likeliest at temperature 0, else the first to arrive of those that `min_p` leaves."""
-    for r in range(len(logits_RV)):
-        logits_V = logits_RV[r]
-        top = likeliest(logits_V)
-        tokens_R[r] = top if np.isfinite(logits_V[top]) else NOT_FINITE  # a NaN counts as the largest
-        if temperature_R[r] <= 0 or tokens_R[r] == NOT_FINITE:
-            continue
-        temperature, fastest = max(temperature_R[r], _MIN_TEMPERATURE), 0.0
-        for token in range(len(logits_V)):
-            logarithm = (logits_V[token] - logits_V[top]) / temperature
-            if logarithm < _LEAST:
-                continue
-            weight = exp(logarithm)
-            if weight < min_p_R[r]:
-                continue
-            uniform = _uniform(draw_R[r], token)
-            # A token of weight 1 arrives after -log(u) >= 1 - u: most are seen to be slower without a logarithm.
-            if (1.0 - uniform) * fastest > np.float64(weight) * _MARGIN:
-                continue
-            speed = np.float64(weight) / -np.log(uniform)
-            if speed > fastest:
-                fastest, tokens_R[r] = speed, token
-
-
-def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Return a token for each row, int64 [R]. No filter but min-p acts on the rows, or their temperature is 0."""
-    tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
-    columns = sampling.temperature_R, sampling.min_p_R, sampling.draw_R, tokens_R
-    arrays = [tensor.numpy() for tensor in (logits_RV.contiguous(), *columns)]
-    share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
-    return tokens_R
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1], boolean[::1])")

@@ -54,6 +54,7 @@ class ReferenceOps:
     likeliest_tokens = staticmethod(sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)
     token_logprobs = staticmethod(sampling.token_logprobs)
+    entropies = staticmethod(sampling.entropies)
     walk_trees = staticmethod(trees.walk_trees)
 
     def attention(self, args: AttentionArgs) -> Attention:

@@ -229,3 +229,12 @@ def token_logprobs(
     logprob_R = (logits_RV.gather(1, tokens_R[:, None]) - normaliser_R1).squeeze(1)
     top_RM, ids_RM = logits_RV.topk(min(num_top, logits_RV.shape[1]), dim=-1)
     return logprob_R, top_RM - normaliser_R1, ids_RM
+
+
+def entropies(logits_RV: torch.Tensor) -> torch.Tensor:
+    """Return the entropy of each row's distribution in nats, [R]."""
+    # Of p and its logarithm, without the logarithm of each: the logits are those less the log of their sum.
+    shifted_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).clamp_min_(-1e4)  # finite: times 0 is 0
+    weights_RV = shifted_RV.exp()
+    sum_R = weights_RV.sum(dim=-1)
+    return sum_R.log() - weights_RV.mul_(shifted_RV).sum(dim=-1) / sum_R

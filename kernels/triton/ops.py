@@ -40,6 +40,7 @@ class TritonOps:
     step_states = staticmethod(recurrence.step_states)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)
+    entropies = staticmethod(reference_sampling.entropies)
     sample_tokens = staticmethod(sampling.sample_tokens)
     walk_trees = staticmethod(trees.walk_trees)
 

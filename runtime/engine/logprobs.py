@@ -42,7 +42,8 @@ def chosen_logprobs(
     for rows in ([row for row in wanted if not samples[row].logprob_details] if detailed else wanted, plain, ruled):
         if not rows:
             continue
-        [rows_n] = to_device([np.array(rows)], logits_RV.device)
+        all_rows = len(rows) == len(logits_RV)
+        [rows_n] = [slice(None)] if all_rows else to_device([np.array(rows)], logits_RV.device)
         nums_top = [samples[row].num_top_logprobs or 0 for row in rows]
         extra_tokens = [samples[row].logprobs_of for row in rows]
         arguments = ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, extra_tokens
@@ -108,7 +109,7 @@ def _plain_details(
 ) -> Deferred[list[TokenLogprob]]:
     """Return what `_detailed_logprobs` does for rows that are drawn from the model's own distribution."""
     listed = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
-    pending = to_host([*listed, _entropies(logits_RV)])
+    pending = to_host([*listed, ops.entropies(logits_RV)])
 
     def read() -> list[TokenLogprob]:
         *arrays, entropies = pending()
@@ -150,7 +151,7 @@ def _detailed_logprobs(
     mass_R = logits_RV.softmax(dim=-1).masked_fill_(~allowed_RV, 0).sum(dim=-1)
     columns = [masked_RV.gather(1, tokens_R[:, None]).squeeze(1), masked_RV.gather(1, listed[3])]
     others_N = _at_extra(masked_RV, extra_tokens)
-    pending = to_host([*listed, *columns, others_N, mass_R, _entropies(logits_RV), drawn_R])
+    pending = to_host([*listed, *columns, others_N, mass_R, ops.entropies(logits_RV), drawn_R])
 
     def read() -> list[TokenLogprob]:
         arrays = pending()
@@ -182,15 +183,6 @@ def _detailed_logprobs(
 
 def _finite(logprob: float) -> float | None:
     return logprob if logprob > -np.inf else None
-
-
-def _entropies(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the entropy of each row's distribution in nats, [R]."""
-    # Of p and its logarithm, without the logarithm of each: the logits are those less the log of their sum.
-    shifted_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).clamp_min_(-1e4)  # finite: times 0 is 0
-    weights_RV = shifted_RV.exp()
-    sum_R = weights_RV.sum(dim=-1)
-    return sum_R.log() - weights_RV.mul_(shifted_RV).sum(dim=-1) / sum_R
 
 
 def _at_extra(values_RV: torch.Tensor, extra_tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
@@ -259,7 +251,7 @@ def _scored(
     found = list_logprobs(ops, logits_RV, tokens_R, nums_top, extra_tokens)
     if not any(detailed):
         return found
-    pending = to_host([_entropies(logits_RV)])
+    pending = to_host([ops.entropies(logits_RV)])
 
     def read() -> list[TokenLogprob]:
         [entropies] = pending()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramiform.kernels import NOT_FINITE
-from ramiform.kernels.cpu.ops import likeliest
+from ramiform.kernels.cpu.sampling import likeliest
 from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool

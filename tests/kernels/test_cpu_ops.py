@@ -90,9 +90,10 @@ def test_rotation_and_storing_equal_the_reference(normed: bool, T: int, H: int, 
         torch.testing.assert_close(got, want, **NEAR)
 
 
-def test_draws_are_those_of_the_reference() -> None:
+@pytest.mark.parametrize("V", [311, 5000])
+def test_draws_are_those_of_the_reference(V: int) -> None:
     """The draws are the same alone and in a batch of rows with other filters."""
-    R, V = 400, 311
+    R = 400
     draw = torch.Generator().manual_seed(8)
     logits = 3 * torch.randn(R, V, generator=draw)
     logits[torch.rand(R, V, generator=draw) < 0.4] = -torch.inf
@@ -115,6 +116,24 @@ def test_draws_are_those_of_the_reference() -> None:
     alone = [CPU.sample_tokens(logits[row], sampling.select(row)).item() for row in rows]
     assert alone == want.tolist()
     assert len(set(want.tolist())) > 50
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
+def test_logprobs_and_entropies_are_those_of_float64(scale: float) -> None:
+    R, V = 6, 50_001
+    draw = torch.Generator().manual_seed(9)
+    logits = scale * torch.randn(R, V, generator=draw)
+    logits[torch.rand(R, V, generator=draw) < 0.3] = -torch.inf
+    tokens = logits.argsort(descending=True)[range(R), [0, 1, 7, 900, 20_000, V - 1]]
+    want = logits.double().log_softmax(-1)
+    logprobs, tops, ids = CPU.token_logprobs(logits, tokens, 4)
+    near = {"atol": 2e-7 * float(logits.amax()) + 2e-6, "rtol": 0}
+    torch.testing.assert_close(logprobs.double(), want[range(R), tokens], **near)
+    torch.testing.assert_close(tops.double(), want.gather(1, ids), **near)
+    assert torch.equal(ids, logits.topk(4).indices)
+    torch.testing.assert_close(CPU.entropies(logits).double(), torch.special.entr(want.exp()).sum(-1), **near)
+    for r in range(R):
+        assert torch.equal(CPU.token_logprobs(logits[r : r + 1], tokens[r : r + 1], 0)[0], logprobs[r : r + 1])
 
 
 def test_the_first_of_equal_logits_is_the_likeliest() -> None:

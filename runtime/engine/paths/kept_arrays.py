@@ -16,7 +16,7 @@ import torch
 from ....kernels.cpu.attention.paged import heads_together
 from ....kernels.cpu.attention.plan import window_number
 from ....kernels.cpu.compiled import Floats, Ints
-from ....kernels.cpu.ops import sample_rows
+from ....kernels.cpu.sampling import sample_rows
 from ....kernels.cpu.step.arguments import StepSettings
 from ....kernels.cpu.step.decoder_step import decode_inputs
 from ....kernels.cpu.thread_pool import num_threads, share_rows
