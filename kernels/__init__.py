@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .reference.logits import apply_penalties, apply_token_bitmask
     from .reference.quantise import PACKED_INT4, QUANTISED_MAX
     from .reference.rare_filters import FILTER_DTYPES, FilterTensors
-    from .reference.sampling import SAMPLING_DTYPES, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
+    from .reference.sampling import SAMPLING_DTYPES, SamplingTensors, draw_tokens, logprobs_of_weights, sampling_weights
     from .reference.scaled_codes import KeyBasis, stored_size
     from .reference.streaming import StreamingAttention, StreamingSizes
     from .reference.trees import compact_kv, walk_trees
@@ -81,6 +81,7 @@ __all__ = [
     "for_device",
     "group_by_expert",
     "grouped_matmul",
+    "logprobs_of_weights",
     "paged_attention",
     "quantised_products",
     "rare_filters",
@@ -92,7 +93,6 @@ __all__ = [
     "to_buffer",
     "to_device",
     "to_host",
-    "token_logprobs",
     "walk_trees",
 ]
 
@@ -133,6 +133,7 @@ _MODULES = {
     "combine_experts": ".reference.experts",
     "compact_kv": ".reference.trees",
     "draw_tokens": ".reference.sampling",
+    "logprobs_of_weights": ".reference.sampling",
     "expert_ranges": ".reference.experts",
     "for_device": ".dispatch",
     "group_by_expert": ".reference.experts",
@@ -148,7 +149,6 @@ _MODULES = {
     "to_buffer": ".transfer",
     "to_device": ".transfer",
     "to_host": ".transfer",
-    "token_logprobs": ".reference.sampling",
     "walk_trees": ".reference.trees",
 }
 

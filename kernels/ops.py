@@ -168,11 +168,17 @@ class Ops(Protocol):
         `sampling_weights`; NOT_FINITE where the largest logit is no finite number."""
         ...
 
-    def token_logprobs(
-        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+    def drawn_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, sampling: SamplingTensors
+    ) -> torch.Tensor:
+        """Return log p of the tokens in the distributions that `sample_tokens` draws from, float64 [R]. Temperatures
+        are positive."""
+        ...
 
-    def entropies(self, logits_RV: torch.Tensor) -> torch.Tensor: ...
+    def log_sums(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logarithm of the sum of a row's exponentials, and the entropy of its softmax in nats; float32 [R].
+        The logits are float32."""
+        ...
 
     def walk_trees(
         self, sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int

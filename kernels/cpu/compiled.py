@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ... import loops
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 

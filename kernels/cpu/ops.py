@@ -8,6 +8,8 @@ Legend: R rows, V vocabulary, O outputs of the step's rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from .attention.latent import attend_latents
 from .attention.paged import CompiledAttention, compiled_attention
 from .bfloat16 import as_float_array
 from .compiled import Ints, compiled
-from .sampling import log_sums, sample_unfiltered
+from .sampling import log_sums, ranked_logprobs, sample_ranked, sample_unfiltered, unfiltered_logprobs
 from .thread_pool import share_rows
 
 
@@ -107,30 +109,17 @@ class CpuOps(ReferenceOps):
         return torch.from_numpy(tokens)
 
     def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-        # The algorithm is chosen for each row by its own parameters: the two round differently, and a row's token must
-        # not depend on the other rows.
-        ranked_R = sampling.filtered_rows(logits_RV.shape[1], beside=("min_p",))
-        if not ranked_R.any():
-            return sample_unfiltered(logits_RV, sampling)
-        tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
-        others_R = ~ranked_R
-        if others_R.any():
-            tokens_R[others_R] = sample_unfiltered(logits_RV[others_R], sampling.select(others_R))
-        tokens_R[ranked_R] = super().sample_tokens(logits_RV[ranked_R], sampling.select(ranked_R))
-        return tokens_R
+        ways = sample_unfiltered, sample_ranked, super().sample_tokens
+        return _by_filters(ways, sampling, logits_RV)
 
-    def token_logprobs(
-        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        log_sum_R, _ = log_sums(logits_RV)
-        logprob_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1) - log_sum_R
-        if not num_top:
-            return logprob_R, logits_RV[:, :0], tokens_R[:, None][:, :0]
-        top_RM, ids_RM = logits_RV.topk(min(num_top, logits_RV.shape[1]), dim=-1)
-        return logprob_R, top_RM - log_sum_R[:, None], ids_RM
+    def drawn_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, sampling: SamplingTensors
+    ) -> torch.Tensor:
+        ways = unfiltered_logprobs, ranked_logprobs, super().drawn_logprobs
+        return _by_filters(ways, sampling, logits_RV, tokens_R)
 
-    def entropies(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        return log_sums(logits_RV)[1]
+    def log_sums(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return log_sums(logits_RV)
 
     def walk_trees(
         self, sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int
@@ -141,6 +130,30 @@ class CpuOps(ReferenceOps):
 
     def attention(self, args: AttentionArgs) -> Attention:
         return compiled_attention(args, self.attention_cap) or super().attention(args)
+
+
+def _by_filters(
+    ways: Sequence[Callable[..., torch.Tensor]], sampling: SamplingTensors, *tensors: torch.Tensor
+) -> torch.Tensor:
+    """Return [R] from `ways(*tensors, sampling)` of the rows without filters but min-p, of those with top-k or top-p,
+    and of all others.
+
+    The ways round differently, so a row's own parameters choose: its token must not depend on the other rows.
+    """
+    V = tensors[0].shape[1]
+    filtered_R = sampling.filtered_rows(V, beside=("min_p",))
+    others_R = sampling.filtered_rows(V, beside=("top_k", "top_p", "min_p"))
+    groups = [~filtered_R, filtered_R & ~others_R, others_R]
+    parts = []
+    for rows_R, way in zip(groups, ways, strict=True):
+        if rows_R.all():
+            return way(*tensors, sampling)
+        if rows_R.any():
+            parts.append((rows_R, way(*(tensor[rows_R] for tensor in tensors), sampling.select(rows_R))))
+    found_R = torch.empty(len(filtered_R), dtype=parts[0][1].dtype)
+    for rows_R, part in parts:
+        found_R[rows_R] = part
+    return found_R
 
 
 class DeterministicCpuOps(DeterministicOps):

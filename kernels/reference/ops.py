@@ -53,8 +53,8 @@ class ReferenceOps:
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)
-    token_logprobs = staticmethod(sampling.token_logprobs)
-    entropies = staticmethod(sampling.entropies)
+    drawn_logprobs = staticmethod(sampling.drawn_logprobs)
+    log_sums = staticmethod(sampling.log_sums)
     walk_trees = staticmethod(trees.walk_trees)
 
     def attention(self, args: AttentionArgs) -> Attention:
@@ -131,12 +131,6 @@ class DeterministicOps(ReferenceOps):
         rows = [slice(row, row + 1) for row in range(len(logits_RV))]
         return torch.cat([sample(logits_RV[row], sampling.select(row)) for row in rows])
 
-    def token_logprobs(
-        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = [
-            sampling.token_logprobs(logits_RV[row : row + 1], tokens_R[row : row + 1], num_top)
-            for row in range(len(logits_RV))
-        ]
-        logprobs, tops, ids = zip(*rows, strict=True)
-        return torch.cat(logprobs), torch.cat(tops), torch.cat(ids)
+    def log_sums(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_sums, entropies = zip(*map(sampling.log_sums, logits_RV.split(1)), strict=True)
+        return torch.cat(log_sums), torch.cat(entropies)

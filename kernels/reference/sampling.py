@@ -220,21 +220,23 @@ def _shift_right(z: torch.Tensor, num_bits: int) -> torch.Tensor:
     return (z >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)
 
 
-def token_logprobs(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log p(token) [R], the `num_top` best log-probabilities [R, M] and their ids, best first; float32."""
-    logits_RV = logits_RV.float()
-    normaliser_R1 = logits_RV.logsumexp(dim=-1, keepdim=True)
-    logprob_R = (logits_RV.gather(1, tokens_R[:, None]) - normaliser_R1).squeeze(1)
-    top_RM, ids_RM = logits_RV.topk(min(num_top, logits_RV.shape[1]), dim=-1)
-    return logprob_R, top_RM - normaliser_R1, ids_RM
+def drawn_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Return log p of the tokens in what `sampling_weights` leaves, float64 [R]."""
+    return logprobs_of_weights(sampling_weights(logits_RV, sampling), tokens_R)
 
 
-def entropies(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the entropy of each row's distribution in nats, [R]."""
+def logprobs_of_weights(weights_RV: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:
+    """Return log p of the tokens, where probabilities are proportional to the weights; float64 [R]."""
+    weight_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1).double()
+    return weight_R.log() - weights_RV.sum(dim=-1, dtype=torch.float64).log()
+
+
+def log_sums(logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logarithm of the sum of a row's exponentials, and the entropy of its softmax in nats; float32 [R]."""
     # Of p and its logarithm, without the logarithm of each: the logits are those less the log of their sum.
-    shifted_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).clamp_min_(-1e4)  # finite: times 0 is 0
+    largest_R1 = logits_RV.amax(dim=-1, keepdim=True)
+    shifted_RV = (logits_RV - largest_R1).clamp_min_(-1e4)  # finite: times 0 is 0
     weights_RV = shifted_RV.exp()
     sum_R = weights_RV.sum(dim=-1)
-    return sum_R.log() - weights_RV.mul_(shifted_RV).sum(dim=-1) / sum_R
+    log_sum_R = sum_R.log()
+    return largest_R1.squeeze(1) + log_sum_R, log_sum_R - weights_RV.mul_(shifted_RV).sum(dim=-1) / sum_R

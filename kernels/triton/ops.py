@@ -40,7 +40,8 @@ class TritonOps:
     step_states = staticmethod(recurrence.step_states)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)
-    entropies = staticmethod(reference_sampling.entropies)
+    drawn_logprobs = staticmethod(reference_sampling.drawn_logprobs)
+    log_sums = staticmethod(sampling.log_sums)
     sample_tokens = staticmethod(sampling.sample_tokens)
     walk_trees = staticmethod(trees.walk_trees)
 
@@ -62,10 +63,3 @@ class TritonOps:
         self, x: torch.Tensor, weight_NOI: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None
     ) -> torch.Tensor:
         return experts.grouped_matmul(x, weight_NOI, ends_N, rows_P, fixed=self.deterministic)
-
-    def token_logprobs(
-        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logprob_R, normaliser_R = sampling.logprobs(logits_RV, tokens_R)
-        top_RM, ids_RM = logits_RV.topk(min(num_top, logits_RV.shape[1]), dim=-1)
-        return logprob_R, top_RM.float() - normaliser_R[:, None], ids_RM

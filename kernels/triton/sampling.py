@@ -66,24 +66,23 @@ def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.T
     return tokens_R
 
 
-def logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log p(token) and the logarithm of the sum of exponentials, float32 [R] each."""
+def log_sums(logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logarithm of the sum of a row's exponentials, and the entropy of its softmax in nats; float32 [R]."""
     R, V = logits_RV.shape
-    found_R = torch.empty(R, dtype=torch.float32, device=logits_RV.device)
-    normaliser_R = torch.empty_like(found_R)
+    log_sum_R = torch.empty(R, dtype=torch.float32, device=logits_RV.device)
+    entropy_R = torch.empty_like(log_sum_R)
     launch(
-        _logprob,
+        _log_sums,
         (R,),
         logits_RV,
-        tokens_R,
-        found_R,
-        normaliser_R,
+        log_sum_R,
+        entropy_R,
         V,
         logits_RV.stride(0),
         BLOCK=min(_BLOCK, triton.next_power_of_2(V)),
         num_warps=16,
     )
-    return found_R, normaliser_R
+    return log_sum_R, entropy_R
 
 
 @triton.jit
@@ -337,18 +336,20 @@ def _choose(
 
 
 @triton.jit
-def _logprob(logits_RV, tokens_R, found_R, normaliser_R, V, stride, BLOCK: tl.constexpr):
+def _log_sums(logits_RV, log_sum_R, entropy_R, V, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     largest = float("-inf")
-    total = 0.0
+    total, moment = 0.0, 0.0  # of the weights, and of weights times their logarithms
     for begin in range(0, V, BLOCK):
         v_B = begin + tl.arange(0, BLOCK)
         logit_B = tl.load(logits_RV + row * stride + v_B, mask=v_B < V, other=float("-inf")).to(tl.float32)
         new = tl.maximum(largest, tl.max(logit_B, 0))
         base = tl.where(new == float("-inf"), 0.0, new)
-        total = total * tl.exp(largest - base) + tl.sum(tl.exp(logit_B - base), 0)
+        shift = tl.maximum(largest - base, -1e4)  # finite: times 0 is 0
+        logarithm_B = tl.maximum(logit_B - base, -1e4)
+        weight_B = tl.exp(logarithm_B)
+        moment = tl.exp(shift) * (moment + total * shift) + tl.sum(weight_B * logarithm_B, 0)
+        total = total * tl.exp(shift) + tl.sum(weight_B, 0)
         largest = new
-    normaliser = largest + tl.log(total)
-    token = tl.load(tokens_R + row)
-    tl.store(found_R + row, tl.load(logits_RV + row * stride + token).to(tl.float32) - normaliser)
-    tl.store(normaliser_R + row, normaliser)
+    tl.store(log_sum_R + row, largest + tl.log(total))
+    tl.store(entropy_R + row, tl.log(total) - moment / total)

@@ -65,8 +65,11 @@ def list_logprobs(
     extra_tokens: Sequence[tuple[int, ...]],
 ) -> Deferred[list[TokenLogprob]]:
     """Return each row's log-probability of its token, of its `nums_top` likeliest, and of `extra_tokens`."""
-    pending = to_host(_listed(ops, logits_RV, tokens_R, nums_top, extra_tokens))
+    pending = to_host(_listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)[:_NUM_LISTED])
     return lambda: _entries(pending(), nums_top, extra_tokens)
+
+
+_NUM_LISTED = 5  # tensors that make a TokenLogprob
 
 
 def _listed(
@@ -77,9 +80,28 @@ def _listed(
     extra_tokens: Sequence[tuple[int, ...]],
 ) -> list[torch.Tensor]:
     """Return log p of the tokens [R], the tokens [R], log p of the likeliest [R, M], these [R, M], log p of the extra
-    tokens [N]."""
-    logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
-    return [logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, extra_tokens)]
+    tokens [N]; and the entropies [R], the logarithms of the sums of exponentials [R]."""
+    num_top = min(max(nums_top), logits_RV.shape[1])
+    ids_RM = logits_RV.topk(num_top, dim=-1).indices if num_top else tokens_R[:, None][:, :0]
+    log_sum_R, entropy_R = ops.log_sums(logits_RV)
+    logprob_R, top_RM, others_N = _logprobs_of(logits_RV, log_sum_R, tokens_R, ids_RM, extra_tokens)
+    return [logprob_R, tokens_R, top_RM, ids_RM, others_N, entropy_R, log_sum_R]
+
+
+def _logprobs_of(
+    logits_RV: torch.Tensor,
+    log_sum_R: torch.Tensor,
+    tokens_R: torch.Tensor,
+    ids_RM: torch.Tensor,
+    extra_tokens: Sequence[tuple[int, ...]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log p of the tokens [R], of the ids [R, M], and of each row's extra tokens, row after row [N]."""
+    logprob_RM = logits_RV.gather(1, torch.cat((tokens_R[:, None], ids_RM), 1)) - log_sum_R[:, None]
+    if not any(extra_tokens):
+        return logprob_RM[:, 0], logprob_RM[:, 1:], log_sum_R[:0]
+    pairs = np.array([(row, token) for row, tokens in enumerate(extra_tokens) for token in tokens])
+    rows_N, tokens_N = to_device([pairs[:, 0], pairs[:, 1]], logits_RV.device)
+    return logprob_RM[:, 0], logprob_RM[:, 1:], logits_RV[rows_N, tokens_N] - log_sum_R[rows_N]
 
 
 def _entries(
@@ -108,8 +130,7 @@ def _plain_details(
     extra_tokens: Sequence[tuple[int, ...]],
 ) -> Deferred[list[TokenLogprob]]:
     """Return what `_detailed_logprobs` does for rows that are drawn from the model's own distribution."""
-    listed = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
-    pending = to_host([*listed, ops.entropies(logits_RV)])
+    pending = to_host(_listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)[: _NUM_LISTED + 1])
 
     def read() -> list[TokenLogprob]:
         *arrays, entropies = pending()
@@ -143,23 +164,23 @@ def _detailed_logprobs(
     masks: Sequence[bytes | None],
 ) -> Deferred[list[TokenLogprob]]:
     """Return what `list_logprobs` does, with TokenDetails."""
-    listed = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
+    *listed, log_sum_R = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
     masked_RV = process_logits(ops, logits_RV, samples, masks)
-    allowed_RV = masked_RV > -torch.inf
-    drawn_R = drawn_logprobs(masked_RV, tokens_R, samples)
-    masked_RV = masked_RV - masked_RV.logsumexp(dim=-1, keepdim=True)  # torch's log_softmax is off by 1e-5 on CPUs
-    mass_R = logits_RV.softmax(dim=-1).masked_fill_(~allowed_RV, 0).sum(dim=-1)
-    columns = [masked_RV.gather(1, tokens_R[:, None]).squeeze(1), masked_RV.gather(1, listed[3])]
-    others_N = _at_extra(masked_RV, extra_tokens)
-    pending = to_host([*listed, *columns, others_N, mass_R, ops.entropies(logits_RV), drawn_R])
+    masked_sum_R, _ = ops.log_sums(masked_RV)
+    columns = _logprobs_of(masked_RV, masked_sum_R, tokens_R, listed[3], extra_tokens)
+    allowed_sum_R = log_sum_R
+    if any(mask is not None for mask in masks):
+        allowed_sum_R, _ = ops.log_sums(logits_RV.masked_fill(masked_RV == -torch.inf, -torch.inf))
+    mass_R = (allowed_sum_R - log_sum_R).exp()
+    pending = to_host([*listed, *columns, mass_R, drawn_logprobs(ops, masked_RV, tokens_R, samples)])
 
     def read() -> list[TokenLogprob]:
         arrays = pending()
-        own, tops, others, masses, entropies, drawn = (array.tolist() for array in arrays[5:])
+        entropies, own, tops, others, masses, drawn = (array.tolist() for array in arrays[_NUM_LISTED:])
         values = iter(others)
         entries = []
         for row, (entry, extra) in enumerate(
-            zip(_entries(arrays[:5], nums_top, extra_tokens), extra_tokens, strict=True)
+            zip(_entries(arrays[:_NUM_LISTED], nums_top, extra_tokens), extra_tokens, strict=True)
         ):
             mask, sample = masks[row], samples[row]
             is_own = _is_own(sample, mask)
@@ -183,31 +204,6 @@ def _detailed_logprobs(
 
 def _finite(logprob: float) -> float | None:
     return logprob if logprob > -np.inf else None
-
-
-def _at_extra(values_RV: torch.Tensor, extra_tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
-    """Return the values of each row's extra tokens, row after row: [N]."""
-    if not any(extra_tokens):
-        return values_RV[:0, 0]
-    return values_RV[_extra_pairs(extra_tokens, values_RV.device)]
-
-
-def _extra_pairs(extra_tokens: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    pairs = np.array([(row, token) for row, tokens in enumerate(extra_tokens) for token in tokens])
-    rows, tokens = to_device([pairs[:, 0], pairs[:, 1]], device)
-    return rows, tokens
-
-
-def _logprobs_of(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, logprob_R: torch.Tensor, extra_tokens: Sequence[tuple[int, ...]]
-) -> torch.Tensor:
-    """Return the log-probabilities of `extra_tokens`, row after row. They differ from that of the row's own token
-    as their logits do."""
-    if not any(extra_tokens):
-        return logprob_R[:0]
-    rows, tokens = _extra_pairs(extra_tokens, logits_RV.device)
-    own_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1)
-    return logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]
 
 
 def score(
@@ -248,16 +244,14 @@ def _scored(
     detailed: Sequence[bool],
 ) -> Deferred[list[TokenLogprob]]:
     """Return what `list_logprobs` does, with the details of tokens that had to come where `detailed`."""
-    found = list_logprobs(ops, logits_RV, tokens_R, nums_top, extra_tokens)
-    if not any(detailed):
-        return found
-    pending = to_host([ops.entropies(logits_RV)])
+    pending = to_host(_listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)[: _NUM_LISTED + 1])
 
     def read() -> list[TokenLogprob]:
-        [entropies] = pending()
+        *arrays, entropies = pending()
+        entries = _entries(arrays, nums_top, extra_tokens)
         return [
             replace(entry, details=forced_details(entry, extra, entropy)) if wanted else entry
-            for entry, extra, entropy, wanted in zip(found(), extra_tokens, entropies.tolist(), detailed, strict=True)
+            for entry, extra, entropy, wanted in zip(entries, extra_tokens, entropies.tolist(), detailed, strict=True)
         ]
 
     return read

@@ -25,8 +25,8 @@ from ...kernels import (
     PenaltyTensors,
     SamplingTensors,
     apply_penalties,
+    logprobs_of_weights,
     rare_filters,
-    sampling_weights,
     to_device,
 )
 from ..scheduler.plan import Penalties, Sample
@@ -57,7 +57,9 @@ def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch
     return tokens_R.index_copy(0, rows_n, drawn_n)
 
 
-def drawn_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+def drawn_logprobs(
+    ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]
+) -> torch.Tensor:
     """Return log p of the tokens in the distributions that `_draw` draws them from, float64 [R]: 0 at temperature 0.
 
     `logits_RV` are those of `process_logits`. XTC's distribution is the one after its own draw of whether it acts.
@@ -69,16 +71,15 @@ def drawn_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Seq
         if not rows:
             continue
         own = [samples[row] for row in rows]
-        [rows_n] = to_device([np.array(rows)], logits_RV.device)
-        logits_nV = logits_RV[rows_n]
+        all_rows = len(rows) == len(samples)
+        [rows_n] = [slice(None)] if all_rows else to_device([np.array(rows)], logits_RV.device)
+        logits_nV, tokens_n = logits_RV[rows_n], tokens_R[rows_n]
         sampling = _sampling_tensors(logits_nV, own)
         if rows is plain:
-            weights_nV = sampling_weights(logits_nV, sampling)
+            found_R[rows_n] = ops.drawn_logprobs(logits_nV, tokens_n, sampling)
         else:
             filters = FilterTensors(*to_device(_columns(own, FILTER_DTYPES), logits_nV.device))
-            weights_nV = rare_filters.filtered_weights(logits_nV, sampling, filters)
-        weight_n = weights_nV.gather(1, tokens_R[rows_n, None]).squeeze(1).double()
-        found_R[rows_n] = weight_n.log() - weights_nV.sum(dim=-1, dtype=torch.float64).log()
+            found_R[rows_n] = logprobs_of_weights(rare_filters.filtered_weights(logits_nV, sampling, filters), tokens_n)
     return found_R
 
 

@@ -15,7 +15,7 @@ from ramiform.kernels.cpu.compiled import exp
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.cpu.products.matmul import packed_matmul
 from ramiform.kernels.cpu.products.packed_matrix import PackedMatrix
-from ramiform.kernels.reference.ops import ReferenceOps
+from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
 
 CPU, REFERENCE = CpuOps(), ReferenceOps()
 NUM_TOKENS = [1, 2, 33, 64, 65]
@@ -118,22 +118,54 @@ def test_draws_are_those_of_the_reference(V: int) -> None:
     assert len(set(want.tolist())) > 50
 
 
+@pytest.mark.parametrize("ops", [CPU, REFERENCE, DeterministicOps()], ids=["cpu", "reference", "deterministic"])
 @pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
-def test_logprobs_and_entropies_are_those_of_float64(scale: float) -> None:
+def test_sums_and_entropies_are_those_of_float64(scale: float, ops: ReferenceOps) -> None:
+    """A row's do not depend on the other rows, but for the reference's."""
     R, V = 6, 50_001
     draw = torch.Generator().manual_seed(9)
     logits = scale * torch.randn(R, V, generator=draw)
     logits[torch.rand(R, V, generator=draw) < 0.3] = -torch.inf
-    tokens = logits.argsort(descending=True)[range(R), [0, 1, 7, 900, 20_000, V - 1]]
-    want = logits.double().log_softmax(-1)
-    logprobs, tops, ids = CPU.token_logprobs(logits, tokens, 4)
-    near = {"atol": 2e-7 * float(logits.amax()) + 2e-6, "rtol": 0}
-    torch.testing.assert_close(logprobs.double(), want[range(R), tokens], **near)
-    torch.testing.assert_close(tops.double(), want.gather(1, ids), **near)
-    assert torch.equal(ids, logits.topk(4).indices)
-    torch.testing.assert_close(CPU.entropies(logits).double(), torch.special.entr(want.exp()).sum(-1), **near)
-    for r in range(R):
-        assert torch.equal(CPU.token_logprobs(logits[r : r + 1], tokens[r : r + 1], 0)[0], logprobs[r : r + 1])
+    log_sums, entropies = ops.log_sums(logits)
+    near = {"atol": 1e-7 * float(logits.amax()) + 1e-6, "rtol": 0}
+    torch.testing.assert_close(log_sums.double(), logits.double().logsumexp(-1), **near)
+    probabilities = logits.double().softmax(-1)
+    torch.testing.assert_close(entropies.double(), torch.special.entr(probabilities).sum(-1), **near)
+    if ops is not REFERENCE:
+        for r in range(R):
+            alone = torch.cat(ops.log_sums(logits[r : r + 1]))
+            assert torch.equal(alone, torch.stack((log_sums[r], entropies[r])))
+
+
+@pytest.mark.parametrize("V", [40, 311, 20_000])
+def test_drawn_tokens_have_the_log_probabilities_of_their_distribution(V: int) -> None:
+    """As the reference says, but where a filter's bound lies within rounding; tokens drawn have one always."""
+    R = 300
+    draw = torch.Generator().manual_seed(10)
+    logits = 2 * torch.randn(R, V, generator=draw).round(decimals=1)  # with equal ones
+
+    def choose(*values: float) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (R,), generator=draw)]
+
+    sampling = SamplingTensors(
+        top_n_sigma_R=choose(0.0, 0.0, 1.0),
+        temperature_R=choose(0.5, 1.0, 1.5),
+        top_k_R=choose(1, 3, 20, 1000, V).long().clamp(max=V),
+        top_p_R=choose(0.1, 0.7, 0.99, 1.0).double(),
+        min_p_R=choose(0.0, 0.02),
+        draw_R=torch.randint(-(1 << 62), 1 << 62, (R,), generator=draw),
+    )
+    tokens, wanted = CPU.sample_tokens(logits, sampling), REFERENCE.sample_tokens(logits, sampling)
+    assert (tokens != wanted).sum() <= 2
+    logprobs = CPU.drawn_logprobs(logits, tokens, sampling)
+    assert logprobs.isfinite().all()
+    others = torch.randint(V, (R,), generator=draw)
+    for own in (tokens, others):
+        found, expected = CPU.drawn_logprobs(logits, own, sampling), REFERENCE.drawn_logprobs(logits, own, sampling)
+        assert ((found - expected).abs() > 1e-5).sum() <= 2  # not of equal infinities
+    for r in range(0, R, 50):
+        row = slice(r, r + 1)
+        assert CPU.drawn_logprobs(logits[row], tokens[row], sampling.select(row)).item() == logprobs[r]
 
 
 def test_the_first_of_equal_logits_is_the_likeliest() -> None:

@@ -16,7 +16,6 @@ from ramiform.kernels import (
     SamplingTensors,
     draw_tokens,
     sampling_weights,
-    token_logprobs,
 )
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
@@ -161,15 +160,6 @@ def test_seeded_draws_give_the_softmax_distribution() -> None:
     expected = num * (logits.double() / 0.7).softmax(-1)
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 18.47  # the 0.999 quantile with 4 degrees of freedom
-
-
-def test_logprobs_are_those_of_log_softmax() -> None:
-    logits_RV = 10 * torch.randn(4, 33)
-    logprob_R, top_RM, ids_RM = token_logprobs(logits_RV, torch.tensor([0, 5, 32, 7]), num_top=6)
-    want_RV = logits_RV.double().log_softmax(-1)
-    torch.testing.assert_close(logprob_R.double(), want_RV[range(4), [0, 5, 32, 7]], atol=1e-5, rtol=0)
-    torch.testing.assert_close(top_RM.double(), want_RV.sort(descending=True).values[:, :6], atol=1e-5, rtol=0)
-    assert torch.equal(ids_RM, want_RV.argsort(descending=True)[:, :6])
 
 
 @pytest.mark.parametrize(
