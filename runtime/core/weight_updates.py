@@ -117,7 +117,8 @@ class WeightUpdates(Service):
                 logger.info("released the memory of %s", " and ".join(message.tags))
                 yield owner, CoreReply(message.call)
             return
-        if not scheduler.change_weights(mark, version, now, self._engine.take_weights):
+        replaced = list[object]()  # the old weights, which are freed behind the answer
+        if not scheduler.change_weights(mark, version, now, lambda: replaced.append(self._engine.take_weights())):
             return
         self._pending = None
         scheduler.weights.released -= {"weights"}

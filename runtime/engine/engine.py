@@ -235,11 +235,14 @@ class ForwardEngine:
         """Raise RequestError for tensors, by name, that could not take the place of the model's."""
         self._changing_weights.check_tensors(shapes, self._runner.model)
 
-    def take_weights(self) -> None:
+    def take_weights(self) -> object:
         """Compute with the prepared weights from the next step on. Memory, adapters and scales of keys and values
-        stay."""
-        self._runner.model = self._changing_weights.take(self._runner.model)
-        self._runner.choose_paths()
+        stay. Returns what holds the old weights: dropping it frees them, which takes as long as the change."""
+        runner = self._runner
+        paths = runner.paths
+        runner.model, replaced = self._changing_weights.take(runner.model)
+        runner.choose_paths()
+        return replaced, paths
 
     def drop_weights(self) -> None:
         """Forget the prepared weights, if there are any."""

@@ -224,10 +224,10 @@ class RankZeroEngine:
         """Raise RequestError for tensors, by name, that could not take the place of the whole model's."""
         self._engine.check_tensors(shapes)
 
-    def take_weights(self) -> None:
-        """Compute with the prepared weights on every rank from the next step on."""
+    def take_weights(self) -> object:
+        """Compute with the prepared weights on every rank from the next step on, as `ForwardEngine.take_weights`."""
         self._ranks.send(TakeWeights())
-        self._engine.take_weights()
+        return self._engine.take_weights()
 
     def drop_weights(self) -> None:
         """Forget the prepared weights on every rank."""

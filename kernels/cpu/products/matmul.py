@@ -412,9 +412,9 @@ def _multiply_panels(
                         ahead += PREFETCH_BYTES
                     else:  # the tiles share the weights that come after theirs
                         ahead += next_bytes
-                        ahead_bytes = _AHEAD_LINES * 64
+                        ahead_bytes = min(_AHEAD_LINES * 64, -(-lane_bytes // num_tiles))
                         piece = (end - begin) * lanes * ahead_bytes
-                    pieces = lane_bytes // ahead_bytes  # of the weights that come next
+                    pieces = -(-lane_bytes // ahead_bytes)  # of the weights that come next
                     for blocks in range(num_tiles, 0, -1):
                         rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
                         _multiply_tile(

@@ -27,6 +27,7 @@ from ...huge_pages import zeros_in_huge_pages
 from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
+from ..thread_pool import share_range
 from .amx import MIN_ROWS, MIN_ROWS_OF_BYTES, STEP_BYTES, TILE_HEIGHT, usable
 from .block_formats import BLOCK_FORMATS, GROUP
 from .block_rows import decoded, pack_rows
@@ -242,28 +243,49 @@ def _panels(
     """
     N, C = numbers_NC.shape
     panels, steps = -(-N // WIDTH), num_steps or -(-C // per_step)
-    shape: tuple[int, ...] = (panels, steps, WIDTH, per_step)
+    if C % per_step:
+        numbers_NC = torch.nn.functional.pad(numbers_NC, (0, -C % per_step))
+    lanes = torch.int32 if numbers_NC.itemsize * per_step == 4 else torch.int16
+    lanes_NS = numbers_NC.contiguous().view(lanes).numpy()
     if tiles:
-        shape = (panels, 2, -(-steps // TILE_HEIGHT), 2, TILE_HEIGHT, TILE_HEIGHT, per_step)
-    out = zeros_in_huge_pages(shape, numbers_NC.dtype)
-    whole_steps, rest_inputs = divmod(C, per_step)
+        out = zeros_in_huge_pages((panels, 2, -(-steps // TILE_HEIGHT), 2, TILE_HEIGHT, TILE_HEIGHT), lanes)
+        pack = _pack_tiles
+    else:
+        out = zeros_in_huge_pages((panels, steps, WIDTH), lanes)
+        pack = _pack
+    target = out.numpy()
+    share_range(lambda first, end: pack(lanes_NS[first * WIDTH :], target[first:end]), panels, out.numel())
+    return out.unsqueeze(-1).view(numbers_NC.dtype)
 
-    def put(target_SWI: torch.Tensor, rows_WC: torch.Tensor) -> None:
-        target_SWI = target_SWI[..., : len(rows_WC), :]
-        size = whole_steps * per_step
-        target_SWI[:whole_steps].copy_(rows_WC[:, :size].view(len(rows_WC), whole_steps, per_step).transpose(0, 1))
-        if rest_inputs:
-            target_SWI[whole_steps, :, :rest_inputs].copy_(rows_WC[:, size:])
 
-    for panel in range(panels):
-        rows_WC = numbers_NC[panel * WIDTH : (panel + 1) * WIDTH]
-        if not tiles:
-            put(out[panel], rows_WC)
-            continue
-        by_step = torch.zeros((shape[2], TILE_HEIGHT, 2, 2, TILE_HEIGHT, per_step), dtype=out.dtype)
-        put(by_step.view(-1, WIDTH, per_step), rows_WC)
-        out[panel] = by_step.permute(2, 0, 3, 1, 4, 5)
-    return out
+@compiled_in_order(*(f"void({kind}[:,::1], {kind}[:,:,::1])" for kind in ("int32", "int16")))
+def _pack(lanes_NS: NDArray[np.integer], out_PSW: NDArray[np.integer]) -> None:
+    """Write lanes step by step. A block of steps of a panel stays in the first cache."""
+    N, S = lanes_NS.shape
+    P, _, W = out_PSW.shape
+    for panel in range(P):
+        for begin in range(0, S, TILE_HEIGHT):
+            for w in range(min(W, N - panel * W)):
+                lanes_S = lanes_NS[panel * W + w, begin : begin + TILE_HEIGHT]
+                if len(lanes_S) == TILE_HEIGHT:
+                    for s in range(TILE_HEIGHT):  # as often as the compiler knows: twice as fast
+                        out_PSW[panel, begin + s, w] = lanes_S[s]
+                else:
+                    for s in range(len(lanes_S)):
+                        out_PSW[panel, begin + s, w] = lanes_S[s]
+
+
+@compiled_in_order("void(int32[:,::1], int32[:,:,:,:,:,::1])")
+def _pack_tiles(lanes_NS: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    """Write lanes tile by tile, as `_panels` says."""
+    N = len(lanes_NS)
+    for panel in range(len(out)):
+        for tile in range(out.shape[2]):
+            for w in range(min(WIDTH, N - panel * WIDTH)):
+                lanes_S = lanes_NS[panel * WIDTH + w, tile * TILE_HEIGHT : (tile + 1) * TILE_HEIGHT]
+                target_SW = out[panel, w // (2 * TILE_HEIGHT), tile, w // TILE_HEIGHT % 2]
+                for s in range(len(lanes_S)):
+                    target_SW[s, w % TILE_HEIGHT] = lanes_S[s]
 
 
 @register_jitable  # type: ignore[untyped-decorator]

@@ -99,15 +99,17 @@ class ChangingWeights:
                     param="shapes",
                 )
 
-    def take(self, current: Decoder) -> Decoder:
-        """Return the prepared model, with the memory and the adapters of the one that it follows."""
+    def take(self, current: Decoder) -> tuple[Decoder, object]:
+        """Return the prepared model, with the memory and the adapters of the one that it follows, and what holds the
+        old weights."""
         assert self._next is not None, "prepare comes first"
+        replaced = current, self._source
         (self._source, model), self._next = self._next, None
         self._are_released = False
         model.states, model.lora = current.states, current.lora
         if model.ops.name == "plain-cpu" and loops.ready("ramiform.kernels"):
             model.use_loops()  # they came while the new weights waited
-        return model
+        return model, replaced
 
     def drop(self) -> None:
         """Forget what was prepared."""
