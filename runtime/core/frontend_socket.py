@@ -77,8 +77,8 @@ class FrontendSocket:
         """Return True if `receive` has something to read."""
         return bool(self._poller.poll(0))
 
-    def wake_on(self, sockets: list[zmq.Socket[bytes]]) -> None:
-        """Do not wait in `receive` while one of these sockets is readable either."""
+    def wake_on(self, sockets: list[zmq.Socket[bytes] | int]) -> None:
+        """Do not wait in `receive` while one of these sockets is readable either; a number is a file descriptor."""
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -47,7 +48,28 @@ NEW_OBJECTS, YOUNG_COLLECTION_INTERVAL = 7000, 1
 IDLE_COLLECTION_INTERVAL = 50
 BUSY_COLLECTION_INTERVAL = 5_000
 COLLECTION_DELAY_MS = 100  # time without a request before a full collection
+CLOSING_SECONDS = 5.0  # time for the loop to end when the parent asks for it
 FAILURE_LINGER_SECONDS = 10.0  # time that a core that cannot start waits for the frontends to attach
+
+
+class QuietEnd:
+    """The end of the process that the parent asks for: behind a step, when the services are closed.
+
+    `wake` is a file descriptor that becomes readable when it is asked for.
+    """
+
+    def __init__(self, ranks: RankProcesses) -> None:
+        self.is_asked = self.has_loop = False
+        self.wake, self._waker = os.pipe()
+        self._ranks = ranks
+
+    def ask(self) -> None:
+        """Let the loop end the process. Returns when there is none, or when it takes too long."""
+        self.is_asked = True
+        os.write(self._waker, b"\0")
+        if self.has_loop:
+            time.sleep(CLOSING_SECONDS)
+        self._ranks.quit()
 
 
 def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
@@ -62,20 +84,22 @@ def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, 
     return messages
 
 
-def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> None:
-    """Repeat: messages in, services, one step, tokens out. Raises RuntimeFailed when a rank dies."""
+def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, end: QuietEnd) -> None:
+    """Repeat until the parent asks for the end: messages in, services, one step, tokens out. Raises RuntimeFailed when
+    a rank dies."""
     scheduler, services = core.scheduler, core.services
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=core.recorder.record_step)
     if isinstance(core.engine, ForwardEngine):
         core.engine.interrupt_when(link.has_messages)
-    link.wake_on(core.wake_sockets)
+    link.wake_on([*core.wake_sockets, end.wake])
     unsent: list[tuple[bytes, Abort]] = []
 
     def send(answers: list[FromCore]) -> None:
         services.note_answers(answers)
         unsent.extend(link.send(answers))
 
-    while True:
+    end.has_loop = True
+    while not end.is_asked:
         is_idle = scheduler.idle
         wait_ms = shortest(services.wait_ms, POLL_MS if scheduler.pending_grammars else None) if is_idle else 0
         for owner, message in received(link, wait_ms):
@@ -99,6 +123,8 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> No
             services.note_answers(scheduler.handle(abort, time.monotonic(), owner))
         unsent.clear()
         link.deliver(services.after_step())
+    services.close()
+    ranks.quit()
 
 
 def run_encoder_loop(link: FrontendSocket, core: EncoderCore) -> None:
@@ -123,8 +149,9 @@ def start_collections() -> None:
 def main(config: RuntimeConfig, products: subprocess.Popen[bytes] | None = None) -> int:
     """Load a core and serve until the end; return the exit status. `products` compiles loops that its model needs."""
     ranks = RankProcesses()
+    end = QuietEnd(ranks)
     parent_watchdog.exit_with_parent(
-        sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir, on_quit=ranks.quit
+        sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir, on_quit=end.ask
     )
     logs.set_up_logging(config.serve, "core")
     try:
@@ -140,7 +167,7 @@ def main(config: RuntimeConfig, products: subprocess.Popen[bytes] | None = None)
         else:
             loader = LoopLoader(products=products)
             core = load_core(config.core, partial(build_rank_zero_engine, config, ranks), loader)
-            run = partial(run_loop, link, core, ranks)
+            run = partial(run_loop, link, core, ranks, end)
             ranks.serve()
             start_collections()
             loader.load()

@@ -42,6 +42,9 @@ class Service:
     def note_answers(self, answers: list[FromCore]) -> None:
         """Note answers to requests, which perhaps have ended."""
 
+    def close(self) -> None:
+        """Do what a quiet end of the process has to wait for."""
+
     def count(self, reply: CoreReply) -> CoreReply:
         """Add what this service counts to a reply with statistics."""
         return reply
@@ -76,6 +79,10 @@ class Services(Service):
     def note_answers(self, answers: list[FromCore]) -> None:
         for service in self._services:
             service.note_answers(answers)
+
+    def close(self) -> None:
+        for service in self._services:
+            service.close()
 
     def count(self, reply: CoreReply) -> CoreReply:
         for service in self._services:

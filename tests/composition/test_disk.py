@@ -60,6 +60,24 @@ def test_a_restarted_runtime_goes_on_from_the_disk(plain: Target, tmp_path: Path
     assert stats["disk"]["num_damaged"] == 0
 
 
+def test_a_quiet_end_saves_all_and_notes_what_is_to_be_read_ahead(plain: Target, tmp_path: Path) -> None:
+    """The second request comes within the seconds between two notes, and ends as the runtime does."""
+    folder, ids = str(tmp_path / "cache"), plain.encode(LONG)
+    longer = [*ids, *plain.encode(" ".join(reversed(LONG.split())))][:1900]
+    with ramiform.Runtime(disk_cache=folder, num_pages=1024, **SETTINGS) as runtime, Target(runtime) as target:
+        for prompt in (ids, longer):
+            target.generate(prompt, max_new_tokens=1)
+    with ramiform.Runtime(disk_cache=folder, num_pages=1024, **SETTINGS) as runtime, Target(runtime) as target:
+        deadline = time.monotonic() + 30
+        num_whole = len(longer) // 16 * 16
+        while (ahead := target.idle_stats()["disk"]["num_ahead_tokens"]) < num_whole and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert ahead == num_whole
+        answer = target.generate([*longer, *ids[:20]], max_new_tokens=8)
+    assert answer["meta_info"]["cached_tokens"] >= num_whole
+    assert answer["output_ids"] == plain.generate([*longer, *ids[:20]], max_new_tokens=8)["output_ids"]
+
+
 def chat(target: Target, messages: list[Any]) -> tuple[str, list[int], int]:
     """Return an answer's text and ids, and how many generated ids its prompt had. It has one letter a token, which the
     tokenizer would not choose."""
