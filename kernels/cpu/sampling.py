@@ -132,15 +132,6 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
                     fastest, tokens_R[r] = speed, start + b
 
 
-def unfiltered_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Return `Ops.drawn_logprobs` of rows on which no filter but min-p acts."""
-    logprob_R = torch.empty(len(logits_RV), dtype=torch.float64)
-    columns = logits_RV.contiguous(), tokens_R, sampling.temperature_R, sampling.min_p_R, logprob_R
-    arrays = [tensor.numpy() for tensor in columns]
-    share_rows(logits_RV, lambda rows: _unfiltered_logprobs(*(array[rows] for array in arrays)))
-    return logprob_R
-
-
 def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R]. No filter but min-p acts on the rows, or their temperature is 0."""
     tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
@@ -252,6 +243,15 @@ def _unfiltered_logprobs(
             total += part
         own = (logits_V[tokens_R[r]] - most) / temperature
         logprob_R[r] = own - np.log(total) if exp(own) >= min_p_R[r] else -np.inf
+
+
+def unfiltered_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Return `Ops.drawn_logprobs` of rows on which no filter but min-p acts."""
+    logprob_R = torch.empty(len(logits_RV), dtype=torch.float64)
+    columns = logits_RV.contiguous(), tokens_R, sampling.temperature_R, sampling.min_p_R, logprob_R
+    arrays = [tensor.numpy() for tensor in columns]
+    share_rows(logits_RV, lambda rows: _unfiltered_logprobs(*(array[rows] for array in arrays)))
+    return logprob_R
 
 
 def _ranked_tokens(logits_V: Floats, most: np.float32, temperature: np.float32, top_k: int, top_p: float) -> Ints:
