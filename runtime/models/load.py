@@ -84,8 +84,7 @@ def load_model(
 def _finish(linears: Sequence[Linear], device: torch.device) -> None:
     """Give the layers' weights the form in which they are multiplied; on a CPU several layers at once, each by one
     thread: operators are small, and a start has other work for the processors."""
-    # An embedding may be the head too. The largest comes first: behind the others it would keep one thread alone.
-    each = sorted({id(linear): linear for linear in linears}.values(), key=lambda linear: -linear.nbytes)
+    each = {id(linear): linear for linear in linears}.values()  # an embedding may be the head too
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
         for linear in each:
