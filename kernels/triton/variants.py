@@ -219,7 +219,7 @@ def _sampling(shapes: KernelShapes) -> Iterator[None]:
     V = shapes.vocab_size
     logits_RV = torch.empty(4, V)
     logits.apply_token_bitmask(logits_RV, _ints(4, -(-V // 32)))
-    sampling.logprobs(logits_RV, torch.ones(4).long())
+    sampling.log_sums(logits_RV)
     columns = [torch.ones(4, dtype=getattr(torch, dtype.__name__)) for dtype in SAMPLING_DTYPES.values()]
     for max_top_k in (0, 50):
         sampling.sample_tokens(logits_RV, SamplingTensors(*columns, max_top_k=max_top_k))

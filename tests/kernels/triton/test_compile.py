@@ -40,7 +40,7 @@ KERNELS = {
     "_dequantise",
     "_grouped_matmul",
     "_inner_products",
-    "_logprob",
+    "_log_sums",
     "_mask",
     "_merge_parts",
     "_quantise_rows",
