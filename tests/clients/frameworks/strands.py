@@ -30,7 +30,11 @@ def switch(on: bool, room: Literal["kitchen", "hall"]) -> str:
     return "Done. The receipt is 7261."
 
 
-force: dict[str, Any] = {"max_tokens": 64, "tool_choice": {"type": "function", "function": {"name": "switch"}}}
+force: dict[str, Any] = {
+    "max_tokens": 64,
+    "temperature": 0,
+    "tool_choice": {"type": "function", "function": {"name": "switch"}},
+}
 
 
 async def streamed() -> Any:
