@@ -17,6 +17,7 @@ from ..protocol.sampling import TokenDetails, TokenLogprob, forced_details
 from ..scheduler.plan import Sample, Score
 from .sampler import drawn_logprobs, process_logits
 
+_NUM_LISTED = 5  # tensors that make a TokenLogprob
 _MAX_LOGITS = 1 << 24  # scored at once: 64 MiB of float32
 
 
@@ -67,9 +68,6 @@ def list_logprobs(
     """Return each row's log-probability of its token, of its `nums_top` likeliest, and of `extra_tokens`."""
     pending = to_host(_listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)[:_NUM_LISTED])
     return lambda: _entries(pending(), nums_top, extra_tokens)
-
-
-_NUM_LISTED = 5  # tensors that make a TokenLogprob
 
 
 def _listed(

@@ -118,6 +118,13 @@ def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:
     assert PackedMatrix.of_dense(w + 2.0**-20).descriptor[0] == FLOAT32
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_a_weight_that_begins_at_any_place_is_packed(first: int) -> None:
+    """As one that lies in a file behind a tensor of odd size."""
+    weight = random(5000).bfloat16()[first : first + 70 * 66].view(70, 66)
+    assert torch.equal(PackedMatrix.of_dense(weight, rows=torch.bfloat16).dense().bfloat16(), weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_packed_weight_is_given_back(dtype: torch.dtype) -> None:
     w = random(2 * WIDTH + 3, 77).to(dtype)

@@ -245,6 +245,8 @@ def _panels(
     panels, steps = -(-N // WIDTH), num_steps or -(-C // per_step)
     if C % per_step:
         numbers_NC = torch.nn.functional.pad(numbers_NC, (0, -C % per_step))
+    elif numbers_NC.storage_offset() % per_step or numbers_NC.data_ptr() % 4:  # lanes begin at places of their size
+        numbers_NC = numbers_NC.clone()
     lanes = torch.int32 if numbers_NC.itemsize * per_step == 4 else torch.int16
     lanes_NS = numbers_NC.contiguous().view(lanes).numpy()
     if tiles:
