@@ -68,7 +68,7 @@ class QuietEnd:
         self.is_asked = True
         os.write(self._waker, b"\0")
         if self.has_loop:
-            time.sleep(CLOSING_SECONDS)
+            time.sleep(CLOSING_SECONDS)  # the main thread ends the process meanwhile
         self._ranks.quit()
 
 

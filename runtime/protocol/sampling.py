@@ -190,15 +190,12 @@ class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = 1.0
 
     @property
-    def is_filtered(self) -> bool:
-        """True if a token is drawn from less than the softmax of its logits over the temperature, or from another."""
-        has_filter = self.top_k is not None or self.top_p < 1 or self.min_p > 0 or self.top_n_sigma > 0
-        return has_filter or self.typical_p < 1 or self.xtc_probability > 0 or self.dynatemp_range > 0
-
-    @property
     def is_plain_draw(self) -> bool:
-        """True if a token is drawn from the softmax of its logits: at temperature 1, without filters."""
-        return self.temperature == 1 and not self.is_filtered
+        """True if all fields have their defaults: a token is drawn from the softmax of its logits."""
+        return all(getattr(self, name) == value for name, value in _PLAIN_DRAW)
+
+
+_PLAIN_DRAW = tuple((field.name, field.default) for field in msgspec.structs.fields(DrawParams))
 
 
 class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -139,7 +139,7 @@ def test_sums_and_entropies_are_those_of_float64(scale: float, ops: ReferenceOps
 
 @pytest.mark.parametrize("V", [40, 311, 20_000])
 def test_drawn_tokens_have_the_log_probabilities_of_their_distribution(V: int) -> None:
-    """As the reference says, but where a filter's bound lies within rounding; tokens drawn have one always."""
+    """The reference gives the same ones, but where a filter's bound lies within rounding. A drawn token's is finite."""
     R = 300
     draw = torch.Generator().manual_seed(10)
     logits = 2 * torch.randn(R, V, generator=draw).round(decimals=1)  # with equal ones

@@ -120,7 +120,7 @@ def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
 def test_a_weight_that_begins_at_any_place_is_packed(first: int) -> None:
-    """As one that lies in a file behind a tensor of odd size."""
+    """A weight may lie in a file behind a tensor of odd size."""
     weight = random(5000).bfloat16()[first : first + 70 * 66].view(70, 66)
     assert torch.equal(PackedMatrix.of_dense(weight, rows=torch.bfloat16).dense().bfloat16(), weight)
 

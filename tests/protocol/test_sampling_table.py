@@ -58,3 +58,11 @@ def test_parameters_travel_by_name() -> None:
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
     assert set(decoded) == set(SamplingParams.__struct_fields__)
     assert msgspec.convert(decoded, SamplingParams) == params
+
+
+def test_a_draw_is_plain_only_while_every_parameter_has_its_default() -> None:
+    """A parameter that is added takes its rows off the short way to their log-probabilities."""
+    assert DrawParams().is_plain_draw
+    for field in msgspec.structs.fields(DrawParams):
+        changed = 5 if field.default is None else field.default / 2 + 0.1
+        assert not DrawParams(**{field.name: changed}).is_plain_draw, field.name
