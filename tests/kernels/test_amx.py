@@ -173,8 +173,14 @@ def test_a_processor_with_tiles_gets_their_instructions() -> None:
             tiles.weigh(state, num_keys, scores, values, size, sums)
             return tiles.end(state)
 
+        def panel(rows, begin, end, steps, codes, half_bytes, bias, x, x_bytes, y, y_bytes):
+            state = amx.local_state()
+            amx.begin_panels(state)
+            amx.add_panel(state, rows, begin, end, steps, codes, half_bytes, bias, x, x_bytes, y, y_bytes)
+            amx.end_panels(state)
+
         functions = (
-            ("int64", 11, amx.add_panel),
+            ("void", 11, panel),
             ("void", 9, amx._multiply_many),
             ("int64", 12, amx.add_panel_of_bytes),
             ("int64", 8, attention),
@@ -185,12 +191,13 @@ def test_a_processor_with_tiles_gets_their_instructions() -> None:
     """
     done = run("amx", "-c", textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
-    # Weights, rows, sums, in AT&T's order: 16 rows and 64 outputs, 32 rows and 32.
+    # Weights, rows, sums, in AT&T's order: 16 rows and 64 outputs, the halves of a panel, 32 rows and 32 outputs.
     block = {("5", "4", "0"), ("6", "4", "1"), ("7", "4", "2"), ("5", "4", "3")}
+    halves = {("6", "4", "0"), ("7", "4", "1"), ("5", "4", "2"), ("6", "4", "3")}
     two_blocks = {("6", "4", "0"), ("7", "4", "1"), ("6", "5", "2"), ("7", "5", "3")}
     expected = (
-        ("tdpbf16ps", 6, two_blocks),
-        ("tdpbf16ps", 6, two_blocks),
+        ("tdpbf16ps", 8, two_blocks | halves),
+        ("tdpbf16ps", 8, two_blocks | halves),
         ("tdpbsud", 8, block | two_blocks),
         ("tdpbf16ps", 9, block),
     )

@@ -157,7 +157,7 @@ def packed_products(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
     matmul.multiply_panels(descriptor, x_TC, prepared, y, 0, matrix.num_panels, True)
     rows = min(len(x), MOST_ROWS)
     for panel in range(matrix.outputs // WIDTH):
-        matmul.multiply_to_sums(descriptor, panel, prepared.ctypes.data, rows, sums.ctypes.data)
+        matmul.multiply_to_sums(0, descriptor, panel, prepared.ctypes.data, rows, True, sums.ctypes.data)
         assert np.array_equal(sums[:rows], y[:rows, panel * WIDTH : (panel + 1) * WIDTH])
     return torch.from_numpy(y)
 

@@ -31,7 +31,7 @@ from numba.extending import intrinsic, register_jitable
 from .... import loops
 from ..compiled import compiled, compiled_in_order
 from ..instructions import HOST
-from ..pointers import pointer_to
+from ..pointers import pointer_to, put
 from .tile import I8, I64, Tile
 
 logger = logging.getLogger("ramiform.kernels")
@@ -41,19 +41,21 @@ MIN_ROWS, MIN_ROWS_OF_BYTES = 1, 8
 MOST_ROWS = 512  # packed in tiles, that meet a panel together
 TILE_HEIGHT, _STEPS = 16, 16  # rows of a tile; a step of bfloat16 pairs is a row of weights
 _CACHED_STEPS = 256  # whose weights, of 32 outputs, stay in the first cache while all blocks of rows meet them
-_AHEAD = 4096  # bytes of weights that come from memory, ahead of those that few rows meet
+_AHEAD = 1024  # bytes of weights that come from memory, ahead of those that few rows meet
 HALF_STEP_BYTES = 128  # of a step of half a panel
 STEP_BYTES = _ROW_BYTES = 64  # of a tile's row: 32 bfloat16 or 64 int8 inputs
 TILE_BYTES = TILE_HEIGHT * _ROW_BYTES
 _WIDTH, PANEL_BYTES = HOST.width, 4 * HOST.width  # of a panel: outputs, and bytes of a step
 # A configuration has a palette, the bytes of a row of each tile from byte 16 on, and its rows from byte 48 on.
 _CONFIG_BYTES, _WIDTHS, _HEIGHTS = 64, 16, 48
-# Places in a state: of integer sums, and of emulated tiles.
+# Places in a state: of integer sums, of emulated tiles, and of what `begin` and `_configure_block` note.
 _SUMS, _TILES = _CONFIG_BYTES, _CONFIG_BYTES + 4 * TILE_BYTES
-_STATE_BYTES = _TILES + (8 * TILE_BYTES if HOST.emulated else 0)
+_CONFIGURED = _TILES + (8 * TILE_BYTES if HOST.emulated else 0)  # rows of the configuration that holds; 0: none does
+_STATE_BYTES = _CONFIGURED + 64
 _ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux's system call, its request, and the state's number
 
 _bytes, _words, _floats = pointer_to(types.uint8), pointer_to(types.int32), pointer_to(types.float32)
+_numbers = pointer_to(types.int64)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -211,11 +213,10 @@ else:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fetch_tiles(_: Any, address: Any) -> Any:
-    """Ask for some lines of two tiles of weights, for the second cache: the processor follows with their neighbours."""
+    """Ask for all lines of two tiles of weights, for the second cache: the processor fetches too late by itself."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        for offset in range(0, 2 * TILE_BYTES, 512):
-            Tile(builder, HOST, 1, 1).fetch(builder.gep(_pointer(builder, arguments[0]), [I64(offset)]), 1)
+        Tile(builder, HOST, 1, 1).fetch(_pointer(builder, arguments[0]), 2 * TILE_BYTES // 64, locality=3)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -239,6 +240,27 @@ def configure_rows(state: int, first: int, second: int) -> None:
         config[_WIDTHS + 2 * tile] = np.uint8(_ROW_BYTES)
         config[_HEIGHTS + tile] = np.uint8(rows)
     _configure(state)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _begin(state: int) -> None:
+    """Note that no configuration holds, before panels are added; `end` follows them."""
+    put(state + _CONFIGURED, np.int64(0))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _end(state: int) -> None:
+    """Give the tiles back if panels were added."""
+    if carray(_numbers(state + _CONFIGURED), (1,))[0] > 0:
+        release(state)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _configure_block(state: int, rows: int) -> None:
+    """Configure tiles for a block of up to 32 rows, unless they are."""
+    if carray(_numbers(state + _CONFIGURED), (1,))[0] != rows:
+        configure_rows(state, min(rows, TILE_HEIGHT), max(rows - TILE_HEIGHT, 0))
+        put(state + _CONFIGURED, np.int64(rows))
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -275,8 +297,28 @@ def _dot_two_blocks(
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def _dot_one_block(state: int, steps: int, x: int, x_bytes: int, tile_bytes: int, weights: int, ahead: int) -> None:
-    """Add the products of a block of rows and 32 outputs to their sums. Arguments are as in `_dot_two_blocks`."""
+def _multiply_block(
+    state: int,
+    steps: int,
+    x: int,
+    x_bytes: int,
+    tile_bytes: int,
+    weights: int,
+    half_bytes: int,
+    before: int,
+    before_bytes: int,
+    y: int,
+    y_bytes: int,
+    ahead: int,
+) -> None:
+    """Write the products of a block of rows and a panel, added to what `before` has, to y.
+
+    Both halves of the panel are read at once. Other arguments are as in `_dot_two_blocks`.
+    """
+    _load(state, 0, before, before_bytes)
+    _load(state, 1, before + _ROW_BYTES, before_bytes)
+    _load(state, 2, before + 2 * _ROW_BYTES, before_bytes)
+    _load(state, 3, before + 3 * _ROW_BYTES, before_bytes)
     for step in range(0, steps, _STEPS):
         at = weights + step * HALF_STEP_BYTES
         if ahead > 0:
@@ -286,6 +328,13 @@ def _dot_one_block(state: int, steps: int, x: int, x_bytes: int, tile_bytes: int
         _load(state, 7, at + TILE_BYTES, _ROW_BYTES)
         _dot(state, 0, 4, 6)
         _dot(state, 1, 4, 7)
+        if ahead > 0:
+            _fetch_tiles(at + half_bytes + ahead)
+        _load(state, 5, at + half_bytes, _ROW_BYTES)
+        _load(state, 6, at + half_bytes + TILE_BYTES, _ROW_BYTES)
+        _dot(state, 2, 4, 5)
+        _dot(state, 3, 4, 6)
+    store_sums(state, y, y_bytes)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -359,6 +408,7 @@ def add_tile(state: int, steps: int, x: int, x_bytes: int, weights: int, step_by
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _add_panel(
+    state: int,
     rows: int,
     begin: int,
     end: int,
@@ -374,34 +424,30 @@ def _add_panel(
     """Add the products of rows and a whole panel to y, for the steps [begin, end) as far as they fill tiles.
 
     The second half of the panel is `half_bytes` behind `codes`. At step 0 y becomes the bias first. Returns the first
-    step that is left, `begin` if no step fills a tile.
+    step that is left, `begin` if no step fills a tile. `state` is between `begin` and `end`.
     """
     end = min(end, steps // _STEPS * _STEPS)
     if end <= begin:
         return begin
-    state, configured = local_state(), 0
-    for half in range(2):
-        weights = codes + half * half_bytes + begin * HALF_STEP_BYTES
-        for row in range(0, rows, 2 * TILE_HEIGHT):
-            number, ahead = min(rows - row, 2 * TILE_HEIGHT), _AHEAD if row == 0 else 0
-            if number != configured:
-                configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
-                configured = number
-            at, to = x + row * x_bytes + 4 * begin, y + row * y_bytes + 2 * half * _ROW_BYTES
+    codes += begin * HALF_STEP_BYTES
+    for row in range(0, rows, 2 * TILE_HEIGHT):
+        number, ahead = min(rows - row, 2 * TILE_HEIGHT), _AHEAD if row == 0 else 0
+        _configure_block(state, number)
+        at, below = x + row * x_bytes + 4 * begin, TILE_HEIGHT * x_bytes
+        for half in range(2 if number > TILE_HEIGHT else 1):  # one block reads both at once
+            weights, to = codes + half * half_bytes, y + row * y_bytes + 2 * half * _ROW_BYTES
             before, before_bytes = to, y_bytes
             if begin == 0:  # rows that are 0 bytes apart are the same
                 before, before_bytes = bias + 2 * half * _ROW_BYTES, 0
             if number > TILE_HEIGHT:
                 _load_two_blocks(state, before, before_bytes)
-                _dot_two_blocks(state, end - begin, at, x_bytes, _ROW_BYTES, TILE_HEIGHT * x_bytes, weights, ahead)
+                _dot_two_blocks(state, end - begin, at, x_bytes, _ROW_BYTES, below, weights, ahead)
                 _store_two_blocks(state, to, y_bytes)
                 continue
-            _load(state, 0, before, before_bytes)
-            _load(state, 1, before + _ROW_BYTES, before_bytes)
-            _dot_one_block(state, end - begin, at, x_bytes, _ROW_BYTES, weights, ahead)
-            _store(state, 0, to, y_bytes)
-            _store(state, 1, to + _ROW_BYTES, y_bytes)
-    release(state)
+            _multiply_block(
+                state, end - begin, at, x_bytes, _ROW_BYTES, weights, half_bytes, before, before_bytes, to, y_bytes,
+                ahead,
+            )  # fmt: skip
     return end
 
 
@@ -420,7 +466,7 @@ def _multiply_many(
         first, last = last, whole if last < whole else rows
         number = min(last - first, 2 * TILE_HEIGHT)
         configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
-        for half in range(2):
+        for half in range(2 if number > TILE_HEIGHT else 1):  # one block reads both at once
             for step in range(begin, end, _CACHED_STEPS):
                 count = min(_CACHED_STEPS, end - step)
                 weights = codes + half * half_bytes + step * HALF_STEP_BYTES
@@ -435,11 +481,10 @@ def _multiply_many(
                         _dot_two_blocks(state, count, own, _ROW_BYTES, TILE_BYTES, below, weights, 0)
                         _store_two_blocks(state, to, PANEL_BYTES)
                         continue
-                    _load(state, 0, before, before_bytes)
-                    _load(state, 1, before + _ROW_BYTES, before_bytes)
-                    _dot_one_block(state, count, own, _ROW_BYTES, TILE_BYTES, weights, 0)
-                    _store(state, 0, to, PANEL_BYTES)
-                    _store(state, 1, to + _ROW_BYTES, PANEL_BYTES)
+                    _multiply_block(
+                        state, count, own, _ROW_BYTES, TILE_BYTES, weights, half_bytes, before, before_bytes, to,
+                        PANEL_BYTES, 0,
+                    )  # fmt: skip
     release(state)
 
 
@@ -598,6 +643,7 @@ def compute_nothing(*_arguments: Any) -> int:
 
 # For compiled loops, of a process that has `usable` tiles.
 add_panel = _add_panel if HOST.tiles else compute_nothing
+begin_panels, end_panels = (_begin, _end) if HOST.tiles else (compute_nothing, compute_nothing)
 _once = loops.compiled_once(f"void({', '.join(['int64'] * 9)})", error_model="numpy")
 multiply_many = _once(_multiply_many) if HOST.tiles else compute_nothing
 add_panel_of_bytes = _add_panel_of_bytes if HOST.tiles else compute_nothing
@@ -648,6 +694,16 @@ def _is_right() -> bool:
         y_TW.ctypes.data,
         4 * width,
     )
-    compiled("int64(" + ", ".join(["int64"] * 11) + ")")(_add_panel)(rows, 0, steps, steps, *places)
+
+    @compiled(f"void({', '.join(['int64'] * 9)})")
+    def multiply(
+        rows: int, steps: int, codes: int, half_bytes: int, bias: int, x: int, x_bytes: int, y: int, y_bytes: int
+    ) -> None:
+        state = local_state()
+        _begin(state)
+        _add_panel(state, rows, 0, steps, steps, codes, half_bytes, bias, x, x_bytes, y, y_bytes)
+        _end(state)
+
+    multiply(rows, steps, *places)
     w_CW = w_SW2.view(np.float32).transpose(0, 2, 1).reshape(2 * steps, width)
     return np.allclose(y_TW, x_TC.view(np.float32) @ w_CW + bias_W, rtol=1e-4, atol=1e-4)

@@ -29,7 +29,7 @@ from numba.extending import intrinsic
 from .... import loops
 from ..instructions import HOST
 from ..pointers import stack_memory
-from .amx import HALF_STEP_BYTES, MOST_ROWS, add_panel, multiply_packed
+from .amx import HALF_STEP_BYTES, MOST_ROWS, add_panel, begin_panels, end_panels, local_state, multiply_packed
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 from .tile_kernels import add_block, add_dot, emit_function
@@ -455,11 +455,14 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
         if by_tiles:
             if wide > 0:
                 start = min(panels, outputs // _WIDTH)
+            state = local_state()
+            begin_panels(state)
             for panel in range(start):
                 for begin in range(0, units, wide_units):
                     end, weights = min(begin + wide_units, units), codes + panel * panel_bytes
                     _widen(number, weights + begin * unit_bytes, end - begin, memory)
                     add_panel(
+                        state,
                         T,
                         begin * unit_steps,
                         end * unit_steps,
@@ -472,6 +475,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                         y + panel * _WIDTH * 4,
                         y_bytes,
                     )
+            end_panels(state)
         for first_row in range(0, T, block_rows):
             last_row = min(first_row + block_rows, T)
             num_tiles = -(-(last_row - first_row) // _MOST_ROWS)

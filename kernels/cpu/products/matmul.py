@@ -36,6 +36,9 @@ from .amx import (
     TILE_HEIGHT,
     add_panel,
     add_panel_of_bytes,
+    begin_panels,
+    end_panels,
+    local_state,
     multiply_many,
     multiply_packed,
     packed_place,
@@ -156,6 +159,13 @@ def in_tiles(descriptor: Ints, num_rows: int) -> bool:
     return (
         is_wide and descriptor[2] % TILE_INPUTS == 0 and num_rows > FEW_ROWS and 0 < descriptor[TILES_FROM] <= num_rows
     )
+
+
+@compiled("boolean(int64[::1], int64)")
+def is_summed_near(descriptor: Ints, num_rows: int) -> bool:
+    """Return True if `multiply_to_sums` multiplies so many rows."""
+    few = descriptor[0] == BFLOAT16_ROWS and descriptor[2] % TILE_INPUTS == 0 and 0 < descriptor[TILES_FROM] <= num_rows
+    return few or in_tiles(descriptor, num_rows)
 
 
 @compiled("int64(int64[::1], int64, boolean)")
@@ -364,6 +374,8 @@ def _multiply_panels(
             if kind < INT8:
                 block_steps = -(-block_steps // SUM_STEPS) * SUM_STEPS
             next_bytes = block_steps * lanes * lane_bytes
+    state = local_state()
+    begin_panels(state)
     for first_row in range(0, T, block_rows):
         last_row = min(first_row + block_rows, T)
         for group_panel in range(first_panel, last_panel, together):
@@ -390,6 +402,7 @@ def _multiply_panels(
                         )
                     elif by_tiles and kind == BFLOAT16_ROWS and (panel + 1) * WIDTH <= N:
                         first_step = add_panel(
+                            state,
                             last_row - first_row,
                             begin,
                             end,
@@ -443,6 +456,7 @@ def _multiply_panels(
                         if pieces <= 0:  # all is fetched: the others ask for what is there
                             ahead, ahead_bytes, piece = codes + panel * panel_bytes, 0, 0
                     panel += count
+    end_panels(state)
 
 
 @compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64, boolean)")
@@ -530,13 +544,20 @@ def multiply_some(
     )
 
 
-@compiled("void(int64[::1], int64, int64, int64, int64)")
-def multiply_to_sums(descriptor: Ints, panel: int, x: int, T: int, sums: int) -> None:
-    """Write the products of T rows packed in tiles, at most MOST_ROWS, and a panel, PANEL_BYTES a row."""
+@compiled("void(int64, int64[::1], int64, int64, int64, boolean, int64)")
+def multiply_to_sums(state: int, descriptor: Ints, panel: int, x: int, T: int, packs_tiles: bool, sums: int) -> None:
+    """Write the products of T prepared rows (`is_summed_near`) and a panel, PANEL_BYTES a row.
+
+    Rows packed in tiles are at most MOST_ROWS; `state` is for others, as `add_panel` takes it.
+    """
     C, bias = descriptor[2], descriptor[7]
     if descriptor[0] == BFLOAT16_ROWS:
-        codes, half_bytes = descriptor[4] + panel * C // 2 * PANEL_BYTES, C // 4 * PANEL_BYTES
-        multiply_many(T, 0, C // 2, C // 2, codes, half_bytes, bias + panel * PANEL_BYTES, x, sums)
+        codes, half_bytes, steps = descriptor[4] + panel * C // 2 * PANEL_BYTES, C // 4 * PANEL_BYTES, C // 2
+        bias += panel * PANEL_BYTES
+        if packs_tiles:
+            multiply_many(T, 0, steps, steps, codes, half_bytes, bias, x, sums)
+        else:
+            add_panel(state, T, 0, steps, steps, codes, half_bytes, bias, x, 2 * C, sums, PANEL_BYTES)
         return
     _multiply_panels(
         descriptor[0],

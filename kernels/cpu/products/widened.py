@@ -26,6 +26,9 @@ from .amx import (
     TILE_BYTES,
     TILE_HEIGHT,
     add_panel,
+    begin_panels,
+    end_panels,
+    local_state,
     multiply_packed,
 )
 from .block_formats import GROUP
@@ -184,6 +187,8 @@ def _multiply_widened(
                 bias + panel * _WIDTH * 4, x, sums, y + panel * _WIDTH * 4, y_bytes,
                 min(_WIDTH, outputs - panel * _WIDTH),
             )  # fmt: skip
+    state = local_state()
+    begin_panels(state)
     for panel in range(0 if is_packed else panels):
         own, factors, offsets = codes + panel * panel_bytes, scales + panel * scale_bytes, bases + panel * base_bytes
         for begin in range(0, C, BLOCK_INPUTS):
@@ -194,8 +199,10 @@ def _multiply_widened(
                 _widen(8, own, factors, offsets, group, begin, end, memory)
             weights, to = memory - first * HALF_STEP_BYTES, y + panel * _WIDTH * 4
             add_panel(
-                T, first, end // 2, C // 2, weights, HALF_BYTES, bias + panel * _WIDTH * 4, x, x_bytes, to, y_bytes
-            )
+                state, T, first, end // 2, C // 2, weights, HALF_BYTES, bias + panel * _WIDTH * 4, x, x_bytes, to,
+                y_bytes,
+            )  # fmt: skip
+    end_panels(state)
 
 
 @register_jitable  # type: ignore[untyped-decorator]

@@ -23,7 +23,7 @@ from ..bfloat16 import narrow, widen
 from ..compiled import Bytes, Floats, Ints, compiled
 from ..layers import GELU_TANH, normalise, normalise_together
 from ..pointers import address_of, pointer_to
-from ..products.matmul import prepared_row, prepared_size
+from ..products.matmul import in_tiles, prepared_row, prepared_size
 from .arguments import signature
 from .experts import GATES_UPS, OWN_MEMORY, add_mixture
 from .experts import NUM_PHASES as MIXTURE_PHASES
@@ -382,7 +382,7 @@ def decoder_layers(
         gated_TI = gated_RI.reshape(-1)[: T * down_W[2]].reshape((T, down_W[2]))
         num_adapters, packed_bytes = len(adapters_LPAW[layer, GATE_UP]) + len(adapters_LPAW[layer, DOWN]), 0
         if is_gated and packs_gated(gate_up_W, down_W, T, gated_TI.shape[1], num_adapters):
-            packed_bytes = prepared_row(down_W, True)
+            packed_bytes = prepared_row(down_W, in_tiles(down_W, T))
         for turn in range(2):
             if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
                 prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
@@ -436,7 +436,8 @@ def decoder_layers(
                 phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared
             )  # fmt: skip
         else:
-            down_prepared = carray(_bytes(address_of(gated_TI)), (prepared_size(down_W, T, True),))
+            packed_size = prepared_size(down_W, T, in_tiles(down_W, T))
+            down_prepared = carray(_bytes(address_of(gated_TI)), (packed_size,))
         norm = others_W[MLP_OUT_NORM]
         factor = residual_scale if norm == 0 else none
         own_AW = adapters_LPAW[layer, DOWN]

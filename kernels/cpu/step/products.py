@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 from ..compiled import Floats, Ints, compiled
 from ..layers import activate, activate_gated, activate_row, normalise
 from ..pointers import address_of, pointer_to, stack_memory
-from ..products.amx import MOST_ROWS, PANEL_BYTES, TILE_HEIGHT, packed_place
+from ..products.amx import (
+    MOST_ROWS,
+    PANEL_BYTES,
+    TILE_HEIGHT,
+    begin_panels,
+    end_panels,
+    local_state,
+    packed_place,
+)
 from ..products.block_panels import round_to_bfloat16
 from ..products.matmul import (
     FEW_ROWS,
     TILE_INPUTS,
     in_tiles,
+    is_summed_near,
     multiply_panels,
     multiply_to_sums,
     num_panels,
@@ -249,7 +258,9 @@ def multiply_up(
 @compiled("boolean(int64[::1], int64[::1], int64, int64, int64)")
 def packs_gated(matrix_W: Ints, down_W: Ints, num_rows: int, size: int, num_adapters: int) -> bool:
     """Return True if `multiply_gate_up` may write its result as the product with `down_W` takes it."""
-    return size % WIDTH == 0 and num_adapters == 0 and in_tiles(matrix_W, num_rows) and in_tiles(down_W, num_rows)
+    alike = in_tiles(matrix_W, num_rows) == in_tiles(down_W, num_rows)
+    near = is_summed_near(matrix_W, num_rows) and is_summed_near(down_W, num_rows)
+    return size % WIDTH == 0 and num_adapters == 0 and near and alike
 
 
 @compiled("void(int64[::1], uint8[::1], float32[:,::1], int64, int64, int64, int64, boolean, float32[:,:,::1], int64)")
@@ -265,16 +276,18 @@ def _multiply_near(
     sums_2RW: Floats,
     packed_bytes: int,
 ) -> None:
-    """Write act(gate) * up of the rows [begin, stop), packed in tiles, and the panels [first, end) of gates.
+    """Write act(gate) * up of the rows [begin, stop) and the panels [first, end) of gates (`is_summed_near`).
 
     Sums are activated where they are. `packed_bytes` is as in `multiply_gate_up`.
     """
-    panels = gated_TI.shape[1] // WIDTH
-    x, packed = address_of(prepared) + begin * prepared_row(matrix_W, True), address_of(gated_TI)
+    panels, packs_tiles, state = gated_TI.shape[1] // WIDTH, in_tiles(matrix_W, len(gated_TI)), local_state()
+    x, packed = address_of(prepared) + begin * prepared_row(matrix_W, packs_tiles), address_of(gated_TI)
     gated_W = carray(_floats(stack_memory(PANEL_BYTES)), (WIDTH,))
+    begin_panels(state)
     for panel in range(first, end):
         for half in range(2):
-            multiply_to_sums(matrix_W, panel + half * panels, x, stop - begin, address_of(sums_2RW[half]))
+            sums = address_of(sums_2RW[half])
+            multiply_to_sums(state, matrix_W, panel + half * panels, x, stop - begin, packs_tiles, sums)
         for row in range(stop - begin):
             gate_W, up_W = sums_2RW[0, row], sums_2RW[1, row]
             if packed_bytes == 0:
@@ -283,8 +296,11 @@ def _multiply_near(
             activate_row(gate_W, up_W, gated_W, is_gelu)
             for place in range(0, WIDTH, TILE_INPUTS):
                 step = (panel * WIDTH + place) // 2
-                to = packed + packed_place(begin + row, step, packed_bytes // 4)
+                to = packed + (begin + row) * packed_bytes + 4 * step
+                if packs_tiles:
+                    to = packed + packed_place(begin + row, step, packed_bytes // 4)
                 round_to_bfloat16(address_of(gated_W) + 4 * place, TILE_INPUTS, to)
+    end_panels(state)
 
 
 @compiled(
@@ -312,14 +328,14 @@ def multiply_gate_up(
 ) -> None:
     """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix.
 
-    With `packed_bytes` they are written as rows packed in tiles, of so many bytes each, which `packs_gated` allows.
+    With `packed_bytes` they are written as prepared rows of so many bytes each, which `packs_gated` allows.
     """
     T, size = gated_TI.shape
     if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
         panels, count, packs_tiles = size // WIDTH, 0, in_tiles(matrix_W, T)
         row_parts, panel_parts = _num_tasks(matrix_W, panels, T, len(adapters_AW), num_threads)
         parts, row_bytes = row_parts * panel_parts, prepared_row(matrix_W, packs_tiles)
-        is_near = packs_tiles and len(adapters_AW) == 0  # sums are activated where they are
+        is_near = is_summed_near(matrix_W, T) and len(adapters_AW) == 0  # sums are activated where they are
         sums_2RW = carray(_floats(stack_memory(_SUMS_BYTES)), (2, MOST_ROWS, WIDTH))
         while True:
             part = claim_near(phases, phase, parts, thread, num_threads)
