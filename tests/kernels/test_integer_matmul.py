@@ -139,7 +139,7 @@ def test_rows_are_prepared_in_parts() -> None:
     def prepared(*bounds: int) -> NDArray[np.uint8]:
         out = np.zeros(prepared_size(matrix.descriptor, 9, False), np.uint8)
         for first, last in pairwise(bounds):
-            prepare_rows(matrix.descriptor, x, first, last, out, False)
+            prepare_rows(matrix.descriptor, x[first:last], first, out, False)
         return out
 
     assert np.array_equal(prepared(0, 9), prepared(0, 4, 5, 9))

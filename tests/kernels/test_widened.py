@@ -152,7 +152,7 @@ def packed_products(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
     descriptor, x_TC = matrix.descriptor, x.numpy()
     assert matmul.in_tiles(descriptor, len(x))
     prepared = np.zeros(matmul.prepared_size(descriptor, len(x), True), np.uint8)
-    matmul.prepare_rows(descriptor, x_TC, 0, len(x), prepared, True)
+    matmul.prepare_rows(descriptor, x_TC, 0, prepared, True)
     y, sums = (np.zeros((len(x), size), np.float32) for size in (matrix.outputs, WIDTH))
     matmul.multiply_panels(descriptor, x_TC, prepared, y, 0, matrix.num_panels, True)
     rows = min(len(x), MOST_ROWS)

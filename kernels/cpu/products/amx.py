@@ -516,13 +516,25 @@ def multiply_packed(
     y: int,
     y_bytes: int,
     width: int,
+    total: int = 0,
+    factor: float = 0.0,
 ) -> None:
-    """Add the products of `multiply_many` to `width` outputs in y, by way of `sums`, where they lie together."""
+    """Add the products of `multiply_many` to `width` outputs in y, by way of `sums`, where they lie together.
+
+    With `total`, an address of rows that lie as y's do, they are added there after the last step, times `factor`, and
+    y is not written then.
+    """
     for row in range(rows if begin > 0 else 0):
         _copy(y + row * y_bytes, sums + row * PANEL_BYTES, width)
     multiply_many(rows, begin, end, steps, codes, half_bytes, bias, x, sums)
     for row in range(rows):
-        _copy(sums + row * PANEL_BYTES, y + row * y_bytes, width)
+        found = sums + row * PANEL_BYTES
+        if total == 0 or end < steps:
+            _copy(found, y + row * y_bytes, width)
+            continue
+        found_N, total_N = carray(_floats(found), (width,)), carray(_floats(total + row * y_bytes), (width,))
+        for n in range(width):
+            total_N[n] += np.float32(factor) * found_N[n]
 
 
 @register_jitable  # type: ignore[untyped-decorator]

@@ -230,42 +230,41 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
         put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
-@compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1], boolean)")
-def prepare_rows(
-    descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, prepared: Bytes, packs_tiles: bool
-) -> None:
-    """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows.
+@compiled("void(int64[::1], float32[:,::1], int64, uint8[::1], boolean)")
+def prepare_rows(descriptor: Ints, x_RC: Floats, first_row: int, prepared: Bytes, packs_tiles: bool) -> None:
+    """Convert rows to what the matrix's format multiplies, in their places of `prepared`, from `first_row` on.
 
     With `packs_tiles`, for rows that may be `in_tiles`, they are packed as tiles take them.
     """
     kind, C, size = descriptor[0], descriptor[2], _row_bytes(descriptor)
     if packs_tiles:
-        for t in range(first_row, last_row):
+        for r in range(len(x_RC)):
             for c in range(0, C, TILE_INPUTS):
-                place = prepared.ctypes.data + packed_place(t, c // 2, C // 2)
-                round_to_bfloat16(x_TC.ctypes.data + 4 * (C * t + c), TILE_INPUTS, place)
+                place = prepared.ctypes.data + packed_place(first_row + r, c // 2, C // 2)
+                round_to_bfloat16(x_RC.ctypes.data + 4 * (C * r + c), TILE_INPUTS, place)
         return
     if kind == BLOCKS:
-        round_rows(x_TC.ctypes.data, C, first_row, last_row, prepared.ctypes.data, descriptor[TILES_FROM])
+        place = prepared.ctypes.data + first_row * size
+        round_rows(x_RC.ctypes.data, C, 0, len(x_RC), place, descriptor[TILES_FROM])
         return
     if size == 0:
         return
-    for t in range(first_row, last_row):
-        row = prepared.ctypes.data + t * size
+    for r in range(len(x_RC)):
+        row = prepared.ctypes.data + (first_row + r) * size
         if kind >= INT8:
-            _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
+            _round_row(x_RC[r], descriptor[3], prepared[(first_row + r) * size : (first_row + r + 1) * size])
             if kind != INT8 and descriptor[TILES_FROM] > 0:
                 place = wide_place(_rounded_bytes(kind, C, descriptor[3]))
-                round_to_bfloat16(x_TC[t].ctypes.data, C, row + place)
+                round_to_bfloat16(x_RC[r].ctypes.data, C, row + place)
         elif kind == BFLOAT16_ROWS:
-            x_C, out_C = x_TC[t], carray(_halves(row), (C,))
+            x_C, out_C = x_RC[r], carray(_halves(row), (C,))
             for c in range(C):
                 out_C[c] = float32_to_bfloat16(x_C[c])
             if C % 2:
                 put(row + 2 * C, np.uint16(0))
         else:
             for c in range(C):
-                put(row + 4 * c, x_TC[t, c])
+                put(row + 4 * c, x_RC[r, c])
             put(row + 4 * C, np.float32(0))
 
 
@@ -281,15 +280,20 @@ def _multiply_tile_rows(
     y_bytes: int,
     first_panel: int,
     last_panel: int,
+    total: int,
+    factor: float,
 ) -> None:
-    """Write the products of rows packed in tiles and some panels of bfloat16s."""
+    """Write the products of rows packed in tiles and some panels of bfloat16s, or with `total` add them there."""
     sums, panel_bytes = stack_memory(SUMS_BYTES), steps * PANEL_BYTES
     for begin in range(0, steps, _TILE_BLOCK_STEPS):
         end = min(begin + _TILE_BLOCK_STEPS, steps)
         for panel in range(first_panel, last_panel):
             own, width = codes + panel * panel_bytes, min(WIDTH, N - panel * WIDTH)
-            place, to = bias + panel * PANEL_BYTES, y + 4 * panel * WIDTH
-            multiply_packed(rows, begin, end, steps, own, panel_bytes // 2, place, x, sums, to, y_bytes, width)
+            place, offset = bias + panel * PANEL_BYTES, 4 * panel * WIDTH
+            multiply_packed(
+                rows, begin, end, steps, own, panel_bytes // 2, place, x, sums, y + offset, y_bytes, width,
+                total + offset if total != 0 else 0, factor,
+            )  # fmt: skip
 
 
 @loops.compiled_once(f"void({', '.join(['int64'] * 17)})", error_model="numpy")
@@ -336,7 +340,7 @@ def _multiply_panels(
         block_rows = _rows_of_block(C)
         for first_row in range(0, T, block_rows):
             rows, own, to = min(block_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
-            _multiply_tile_rows(rows, N, steps, codes, bias, own, to, y_bytes, first_panel, last_panel)
+            _multiply_tile_rows(rows, N, steps, codes, bias, own, to, y_bytes, first_panel, last_panel, 0, 0.0)
         return
     if wide > 0:
         whole = last_panel if packs_tiles else max(first_panel, min(last_panel, N // WIDTH))
@@ -514,6 +518,34 @@ def multiply_panels(
         )
 
 
+@compiled("void(int64[::1], uint8[::1], float32[:,::1], int64, int64, float32[:,::1], float32)")
+def add_products(
+    descriptor: Ints,
+    prepared: Bytes,
+    y_TN: Floats,
+    first_panel: int,
+    last_panel: int,
+    total_TN: Floats,
+    factor: float,
+) -> None:
+    """Add `factor` times the products of bfloat16 rows packed in tiles and some panels to `total_TN`.
+
+    `y_TN` is scratch memory, for the sums of rows that are multiplied in parts.
+    """
+    T, N, C = len(y_TN), descriptor[1], descriptor[2]
+    block_rows = _rows_of_block(C)
+    for row in range(0, T, block_rows):
+        x, y, total = (
+            prepared.ctypes.data + 2 * C * row,
+            y_TN.ctypes.data + 4 * N * row,
+            total_TN.ctypes.data + 4 * N * row,
+        )
+        rows = min(block_rows, T - row)
+        _multiply_tile_rows(
+            rows, N, C // 2, descriptor[4], descriptor[7], x, y, 4 * N, first_panel, last_panel, total, factor
+        )
+
+
 @compiled("void(int64[::1], int64, int64, int64, int64, int64, int64, int64)")
 def multiply_some(
     descriptor: Ints, first_panel: int, end_panel: int, x: int, x_bytes: int, T: int, y: int, stride: int
@@ -585,7 +617,7 @@ def multiply(descriptor: Ints, x_TC: Floats, y_TN: Floats) -> None:
     """Write `y = x w^T + bias` by one thread, with memory of its own for prepared rows."""
     packs_tiles = in_tiles(descriptor, x_TC.shape[0])
     prepared = np.empty(prepared_size(descriptor, x_TC.shape[0], packs_tiles), np.uint8)
-    prepare_rows(descriptor, x_TC, 0, x_TC.shape[0], prepared, packs_tiles)
+    prepare_rows(descriptor, x_TC, 0, prepared, packs_tiles)
     multiply_panels(descriptor, x_TC, prepared, y_TN, 0, num_panels(descriptor), packs_tiles)
 
 
@@ -613,7 +645,7 @@ def _parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Pa
 
     def prepare(first: int, last: int) -> None:
         if len(prepared):
-            prepare_rows(descriptor, x, first, last, prepared, packs_tiles)
+            prepare_rows(descriptor, x[first:last], first, prepared, packs_tiles)
 
     def multiply_range(first: int, last: int) -> None:
         multiply_panels(descriptor, x, prepared, y, first, last, packs_tiles)

@@ -322,11 +322,13 @@ def decoder_layers(
                 complete(phases, phase + _CAPTURE, 1)
             wait(phases, phase + _CAPTURE, 1)
 
-        norm = others_W[INPUT_NORM]
-        prepare(phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared)
+        norm, own_AW = others_W[INPUT_NORM], adapters_LPAW[layer, QKV]
+        prepare(
+            phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared,
+            len(own_AW) > 0,
+        )  # fmt: skip
         # Without a norm the rows are read where they are.
         source_TE = x_TE if norm == 0 else normed_TE
-        own_AW = adapters_LPAW[layer, QKV]
         multiply_adapters(phases, phase + _INNER_QKV, num_threads, source_TE, own_AW, tokens_N, ends_A, 3, inner_NR)
         multiply(
             phases, phase + _QKV, thread, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none,
@@ -385,7 +387,9 @@ def decoder_layers(
             packed_bytes = prepared_row(down_W, in_tiles(down_W, T))
         for turn in range(2):
             if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
-                prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
+                prepare(
+                    phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared, True
+                )  # fmt: skip
                 norm = others_W[ATTENTION_OUT_NORM]
                 factor = residual_scale if norm == 0 else none
                 own_AW = adapters_LPAW[layer, OUTPUT]
@@ -408,12 +412,12 @@ def decoder_layers(
                     residual_scale, normed_TE, y_TE, gate_up_TJ, gated_TI, prepared,
                 )  # fmt: skip
                 continue
+            own_AW, sections = adapters_LPAW[layer, GATE_UP], 2 if is_gated else 1
             prepare(
                 phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE,
-                prepared,
+                prepared, len(own_AW) > 0,
             )  # fmt: skip
             source_TE = x_TE if norm == 0 else normed_TE
-            own_AW, sections = adapters_LPAW[layer, GATE_UP], 2 if is_gated else 1
             multiply_adapters(
                 phases, phase + _INNER_GATE_UP, num_threads, source_TE, own_AW, tokens_N, ends_A, sections, inner_NR
             )
@@ -433,7 +437,8 @@ def decoder_layers(
         down_prepared = prepared
         if packed_bytes == 0:
             prepare(
-                phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared
+                phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared,
+                True,
             )  # fmt: skip
         else:
             packed_size = prepared_size(down_W, T, in_tiles(down_W, T))
@@ -457,7 +462,8 @@ def decoder_layers(
     if rounds_stream:
         _round_to_bfloat16(x_TE)
     prepare(
-        phases, phase + _FINAL_NORM, num_threads, alone, head_W, x_TE, final_norm, eps, False, normed_TE, prepared
+        phases, phase + _FINAL_NORM, num_threads, alone, head_W, x_TE, final_norm, eps, False, normed_TE, prepared,
+        False,
     )  # fmt: skip
     own_AW = adapters_LPAW[0, DOWN, :0]
     multiply(

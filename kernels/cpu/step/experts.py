@@ -326,7 +326,8 @@ def add_mixture(
     shared_inner = carray(_bytes(memory + _aligned(P * inner_bytes)), (prepared_size(shared_down_W, T, packs_down),))
 
     prepare(
-        phases, phase + _NORM, num_threads, alone, shared_gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared
+        phases, phase + _NORM, num_threads, alone, shared_gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE,
+        prepared, True,
     )  # fmt: skip
     parts = min(T, num_threads) if T <= _FEW_ROWS else num_parts(T, num_threads)
     while True:
@@ -366,7 +367,7 @@ def add_mixture(
             row_E, input_E = normed_TE[token], inputs_PE[p]
             for e in range(E):
                 input_E[e] = row_E[e] * factor
-        prepare_rows(gates_ups_NW[0], inputs_PE, first, end, inputs, False)
+        prepare_rows(gates_ups_NW[0], inputs_PE[first:end], first, inputs, False)
         if alone:
             break
         complete(phases, phase + _GATHER, parts)
@@ -410,11 +411,11 @@ def add_mixture(
             first, end = P * part // parts, P * (part + 1) // parts
             if not is_whole:
                 _activate(gate_up_PJ, gated_PI, first, end, 0, size, settings, factors)
-            prepare_rows(downs_NW[0], gated_PI, first, end, inner, False)
+            prepare_rows(downs_NW[0], gated_PI[first:end], first, inner, False)
             first, end = num_shared * part // parts, num_shared * (part + 1) // parts
             if not is_shared_whole:
                 activate_gated(gate_up_TJ, gated_TI, first, end, 0, shared_size, False)
-            prepare_rows(shared_down_W, gated_TI, first, end, shared_inner, packs_down)
+            prepare_rows(shared_down_W, gated_TI[first:end], first, shared_inner, packs_down)
             complete(phases, phase + _ACTIVATE, parts)
         wait(phases, phase + _ACTIVATE, parts)
 

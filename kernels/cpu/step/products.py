@@ -29,6 +29,7 @@ from ..products.block_panels import round_to_bfloat16
 from ..products.matmul import (
     FEW_ROWS,
     TILE_INPUTS,
+    add_products,
     in_tiles,
     is_summed_near,
     multiply_panels,
@@ -39,7 +40,7 @@ from ..products.matmul import (
     prepared_size,
     tile_rows_of_block,
 )
-from ..products.packed_matrix import FLOAT32, INT8, WIDTH
+from ..products.packed_matrix import BFLOAT16_ROWS, FLOAT32, INT8, WIDTH
 from ..products.widened import SUMS_BYTES
 from .lora import add_outer, multiply_inner, num_inner_rows
 from .phases import claim, claim_near, complete, complete_tasks, wait
@@ -105,7 +106,7 @@ def _task_range(part: int, row_parts: int, panel_parts: int, num_rows: int, pane
 
 @compiled(
     "void(int64[::1], int64, int64, boolean, int64[::1], float32[:,::1], int64, float32, boolean, float32[:,::1],"
-    " uint8[::1])"
+    " uint8[::1], boolean)"
 )
 def prepare(
     phases: Ints,
@@ -119,12 +120,16 @@ def prepare(
     is_layer_norm: bool,
     normed_TC: Floats,
     prepared: Bytes,
+    keeps: bool,
 ) -> None:
     """Prepare all rows for the product with a matrix, after a norm if `norm`, the address of its weights, is not 0.
 
-    Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows.
+    Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows. Rows after the norm
+    are written to `normed_TC` if the format multiplies them as they are, or with `keeps`.
     """
     T = len(x_TC)
+    keeps = keeps or prepared_size(matrix_W, 1, False) == 0
+    some_RC = np.empty((0 if keeps or norm == 0 else _ROWS_OF_NORM, x_TC.shape[1]), np.float32)
     if norm == 0 and prepared_size(matrix_W, 1, False) == 0:
         return
     parts, packs_tiles = 1 if alone else num_parts(T, num_threads), in_tiles(matrix_W, T)
@@ -135,10 +140,11 @@ def prepare(
         first, end = T * part // parts, T * (part + 1) // parts
         for row in range(first, end if norm != 0 else first, _ROWS_OF_NORM):  # which stay in the first cache
             last = min(row + _ROWS_OF_NORM, end)
-            normalise(x_TC[row:last], norm, eps, is_layer_norm, normed_TC[row:last])
-            prepare_rows(matrix_W, normed_TC, row, last, prepared, packs_tiles)
+            normed_RC = normed_TC[row:last] if keeps else some_RC[: last - row]
+            normalise(x_TC[row:last], norm, eps, is_layer_norm, normed_RC)
+            prepare_rows(matrix_W, normed_RC, row, prepared, packs_tiles)
         if norm == 0:
-            prepare_rows(matrix_W, x_TC, first, end, prepared, packs_tiles)
+            prepare_rows(matrix_W, x_TC[first:end], first, prepared, packs_tiles)
         if alone:
             return
         complete(phases, phase, parts)
@@ -193,7 +199,10 @@ def multiply(
     ends_A: Ints,
     sizes_S: Ints,
 ) -> None:
-    """Write `y = x w^T + bias`, adapters included, and add `factor` times that to `sum_TN` if it is not 0."""
+    """Write `y = x w^T + bias`, adapters included, or if `factor` is not 0 add `factor` times that to `sum_TN`.
+
+    What y has then is not defined.
+    """
     T, N = y_TN.shape
     panels, count, packs_tiles = num_panels(matrix_W), 0, in_tiles(matrix_W, T)
     row_parts, panel_parts = _num_tasks(matrix_W, panels, T, len(adapters_AW), num_threads)
@@ -204,6 +213,10 @@ def multiply(
             break
         begin, stop, first, end = _task_range(part, row_parts, panel_parts, T, panels)
         own = prepared[begin * row_bytes :]
+        count += 1
+        if packs_tiles and matrix_W[0] == BFLOAT16_ROWS and factor != 0 and len(adapters_AW) == 0:
+            add_products(matrix_W, own, y_TN[begin:stop], first, end, sum_TN[begin:stop], factor)
+            continue
         multiply_panels(matrix_W, x_TC[begin:stop], own, y_TN[begin:stop], first, end, packs_tiles)
         if len(adapters_AW) > 0:
             add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, y_TN)
@@ -211,7 +224,6 @@ def multiply(
             for t in range(begin, stop):
                 for n in range(first * WIDTH, min(end * WIDTH, N)):
                     sum_TN[t, n] += factor * y_TN[t, n]
-        count += 1
     complete_tasks(phases, phase, count, parts)
     wait(phases, phase, parts)
 
