@@ -17,7 +17,8 @@ import numpy as np
 import torch
 import typer
 
-from ramiform.bench.harness import report, table
+from ramiform.bench.cpu_steps import set_threads
+from ramiform.bench.harness import Threads, report, table
 from ramiform.runtime.compile_ahead import compile_loops
 from ramiform.runtime.engine.build import choose_dtype
 from ramiform.runtime.engine.inputs import decoder_inputs
@@ -54,9 +55,11 @@ def main(
     models: list[Path],
     context: Annotated[int, typer.Option(help="tokens before the step's")] = 300,
     repeat: int = 12,
+    threads: Threads = 2,
 ) -> None:
     """Print a table: a row for each model."""
     compile_loops()
+    set_threads(threads)
     report("Steps of models that draft and verify", table([step_seconds(path, context, repeat) for path in models]))
 
 

@@ -23,6 +23,7 @@ from ramiform.kernels.cpu.attention import blocks, tiles
 from ramiform.kernels.cpu.attention.paged import CompiledAttention
 from ramiform.kernels.cpu.instructions import EMULATED_TILES, HOST, choose
 from ramiform.kernels.cpu.products.amx import compute_nothing
+from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, WIDTH, PackedMatrix
 from ramiform.tests.kernels.test_instructions import SAPPHIRE_RAPIDS
 
 TILES = SAPPHIRE_RAPIDS | {"amx-tile": True, "amx-bf16": True, "amx-int8": True}
@@ -64,7 +65,6 @@ def naive(x_TC: torch.Tensor, w_NC: torch.Tensor, bias_N: torch.Tensor) -> Numbe
 def differing() -> list[str]:
     """Return the shapes whose products are not those of `naive`."""
     from ramiform.kernels.cpu.products.matmul import packed_matmul
-    from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, PackedMatrix
 
     found = []
     torch.manual_seed(0)
@@ -77,6 +77,7 @@ def differing() -> list[str]:
             got = packed_matmul(x_TC[:T].float(), matrix).numpy()
             if not np.array_equal(got, naive(x_TC[:T], w_NC, bias_N)):
                 found.append(f"{T} x {N} x {C}")
+        found += differing_in_sums(matrix, x_TC, w_NC, bias_N)
         if (N, C) == (100, 64):  # rows of more than one block, with a few and with some tiles behind it
             x = torch.randn(569, C).bfloat16()
             for T in (513, 520, 569):
@@ -95,6 +96,32 @@ def differing() -> list[str]:
             found.append(f"no tiles for {C} inputs")
         # Sums of codes are exact, so tiles give the numbers of dot products.
         found += [f"int8: {T} x {C}" for T in ROWS if not torch.equal(packed_matmul(x_TC[:T], matrix), alone[:T])]
+    return found
+
+
+def differing_in_sums(matrix: PackedMatrix, x_TC: torch.Tensor, w_NC: torch.Tensor, bias_N: torch.Tensor) -> list[str]:
+    """Return the products, summed apart or added to a total, that are not those of `naive`."""
+    from ramiform.kernels.cpu.products import matmul
+
+    descriptor, (N, C), found = matrix.descriptor, w_NC.shape, []
+    for T in ROWS:
+        if not matmul.is_summed_near(descriptor, T):
+            continue
+        x, want_TN, packs = x_TC[:T].float().numpy(), naive(x_TC[:T], w_NC, bias_N), matmul.in_tiles(descriptor, T)
+        prepared = np.empty(matmul.prepared_size(descriptor, T, packs), np.uint8)
+        matmul.prepare_rows(descriptor, x, 0, prepared, packs)
+        state, sums_TW = np.zeros(1 << 15, np.uint8), np.empty((T, WIDTH), np.float32)
+        place = state.ctypes.data + -state.ctypes.data % 64
+        for panel in range(N // WIDTH):
+            address = prepared.ctypes.data
+            matmul.multiply_to_sums(place, descriptor, panel, address, T, packs, sums_TW.ctypes.data)
+            if not np.array_equal(sums_TW, want_TN[:, panel * WIDTH : (panel + 1) * WIDTH]):
+                found.append(f"sums: {T} x {N} x {C}")
+        if packs:
+            scratch_TN, total_TN = np.full((2, T, N), 2, np.float32)
+            matmul.add_products(descriptor, prepared, scratch_TN, 0, matrix.num_panels, total_TN, np.float32(0.5))
+            if not np.array_equal(total_TN, 2 + want_TN / 2):
+                found.append(f"added: {T} x {N} x {C}")
     return found
 
 
