@@ -48,7 +48,7 @@ TILE_BYTES = TILE_HEIGHT * _ROW_BYTES
 _WIDTH, PANEL_BYTES = HOST.width, 4 * HOST.width  # of a panel: outputs, and bytes of a step
 # A configuration has a palette, the bytes of a row of each tile from byte 16 on, and its rows from byte 48 on.
 _CONFIG_BYTES, _WIDTHS, _HEIGHTS = 64, 16, 48
-# Places in a state: of integer sums, of emulated tiles, and of what `begin` and `_configure_block` note.
+# Places in a state: of integer sums, of emulated tiles, and of what `_configure_block` notes.
 _SUMS, _TILES = _CONFIG_BYTES, _CONFIG_BYTES + 4 * TILE_BYTES
 _CONFIGURED = _TILES + (8 * TILE_BYTES if HOST.emulated else 0)  # rows of the configuration that holds; 0: none does
 _STATE_BYTES = _CONFIGURED + 64
@@ -213,7 +213,7 @@ else:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fetch_tiles(_: Any, address: Any) -> Any:
-    """Ask for all lines of two tiles of weights, for the second cache: the processor fetches too late by itself."""
+    """Ask for all lines of two tiles of weights, for the first cache: the processor fetches too late by itself."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
         Tile(builder, HOST, 1, 1).fetch(_pointer(builder, arguments[0]), 2 * TILE_BYTES // 64, locality=3)
@@ -244,7 +244,7 @@ def configure_rows(state: int, first: int, second: int) -> None:
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _begin(state: int) -> None:
-    """Note that no configuration holds, before panels are added; `end` follows them."""
+    """Note that no configuration holds, before `add_panel`; `end_panels` follows the last one."""
     put(state + _CONFIGURED, np.int64(0))
 
 
@@ -424,7 +424,7 @@ def _add_panel(
     """Add the products of rows and a whole panel to y, for the steps [begin, end) as far as they fill tiles.
 
     The second half of the panel is `half_bytes` behind `codes`. At step 0 y becomes the bias first. Returns the first
-    step that is left, `begin` if no step fills a tile. `state` is between `begin` and `end`.
+    step that is left, `begin` if no step fills a tile. `state` has begun (`begin_panels`).
     """
     end = min(end, steps // _STEPS * _STEPS)
     if end <= begin:
