@@ -1,6 +1,6 @@
 """Time what drafts cost: steps of a target and of the model that drafts for it, by the tokens of one row.
 
-    python -P bench/speculation/costs.py MODEL [DRAFT_MODEL ...] [--context 300] [--repeat 12]
+    python -P bench/speculation/costs.py MODEL [DRAFT_MODEL ...] [--context 300] [--repeat 12] [--threads 2]
 
 A level of a draft is a step of one token of the draft model; its verification is a step of the target with one token
 more than the draft has. Times are medians, of hidden states and the logits of all tokens.

@@ -216,7 +216,7 @@ def _fetch_tiles(_: Any, address: Any) -> Any:
     """Ask for all lines of two tiles of weights, for the first cache: the processor fetches too late by itself."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        Tile(builder, HOST, 1, 1).fetch(_pointer(builder, arguments[0]), 2 * TILE_BYTES // 64, locality=3)
+        Tile(builder, HOST, 1, 1).fetch(_pointer(builder, arguments[0]), 2 * TILE_BYTES // 64, to_first=True)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

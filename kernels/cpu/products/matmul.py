@@ -270,7 +270,7 @@ def prepare_rows(descriptor: Ints, x_RC: Floats, first_row: int, prepared: Bytes
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _multiply_tile_rows(
-    rows: int,
+    T: int,
     N: int,
     steps: int,
     codes: int,
@@ -283,17 +283,19 @@ def _multiply_tile_rows(
     total: int,
     factor: float,
 ) -> None:
-    """Write the products of rows packed in tiles and some panels of bfloat16s, or with `total` add them there."""
-    sums, panel_bytes = stack_memory(SUMS_BYTES), steps * PANEL_BYTES
-    for begin in range(0, steps, _TILE_BLOCK_STEPS):
-        end = min(begin + _TILE_BLOCK_STEPS, steps)
-        for panel in range(first_panel, last_panel):
-            own, width = codes + panel * panel_bytes, min(WIDTH, N - panel * WIDTH)
-            place, offset = bias + panel * PANEL_BYTES, 4 * panel * WIDTH
-            multiply_packed(
-                rows, begin, end, steps, own, panel_bytes // 2, place, x, sums, y + offset, y_bytes, width,
-                total + offset if total != 0 else 0, factor,
-            )  # fmt: skip
+    """Write the products of T rows packed in tiles and some panels of bfloat16s, or with `total` add them there."""
+    sums, panel_bytes, block_rows = stack_memory(SUMS_BYTES), steps * PANEL_BYTES, _rows_of_block(2 * steps)
+    for row in range(0, T, block_rows):
+        rows, rows_at = min(block_rows, T - row), x + row * 4 * steps
+        for begin in range(0, steps, _TILE_BLOCK_STEPS):
+            end = min(begin + _TILE_BLOCK_STEPS, steps)
+            for panel in range(first_panel, last_panel):
+                own, width = codes + panel * panel_bytes, min(WIDTH, N - panel * WIDTH)
+                place, offset = bias + panel * PANEL_BYTES, row * y_bytes + 4 * panel * WIDTH
+                multiply_packed(
+                    rows, begin, end, steps, own, panel_bytes // 2, place, rows_at, sums, y + offset, y_bytes, width,
+                    total + offset if total != 0 else 0, factor,
+                )  # fmt: skip
 
 
 @loops.compiled_once(f"void({', '.join(['int64'] * 17)})", error_model="numpy")
@@ -337,10 +339,7 @@ def _multiply_panels(
     lane_bytes, several = WIDTH * 4, 1
     panel_bytes = (stored_steps(kind, C) if kind < INT8 else steps) * lanes * lane_bytes
     if packs_tiles and kind == BFLOAT16_ROWS:
-        block_rows = _rows_of_block(C)
-        for first_row in range(0, T, block_rows):
-            rows, own, to = min(block_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
-            _multiply_tile_rows(rows, N, steps, codes, bias, own, to, y_bytes, first_panel, last_panel, 0, 0.0)
+        _multiply_tile_rows(T, N, steps, codes, bias, x, y, y_bytes, first_panel, last_panel, 0, 0.0)
         return
     if wide > 0:
         whole = last_panel if packs_tiles else max(first_panel, min(last_panel, N // WIDTH))
@@ -532,18 +531,9 @@ def add_products(
 
     `y_TN` is scratch memory, for the sums of rows that are multiplied in parts.
     """
-    T, N, C = len(y_TN), descriptor[1], descriptor[2]
-    block_rows = _rows_of_block(C)
-    for row in range(0, T, block_rows):
-        x, y, total = (
-            prepared.ctypes.data + 2 * C * row,
-            y_TN.ctypes.data + 4 * N * row,
-            total_TN.ctypes.data + 4 * N * row,
-        )
-        rows = min(block_rows, T - row)
-        _multiply_tile_rows(
-            rows, N, C // 2, descriptor[4], descriptor[7], x, y, 4 * N, first_panel, last_panel, total, factor
-        )
+    N, steps, x, y = descriptor[1], descriptor[2] // 2, prepared.ctypes.data, y_TN.ctypes.data
+    codes, bias, total = descriptor[4], descriptor[7], total_TN.ctypes.data
+    _multiply_tile_rows(len(y_TN), N, steps, codes, bias, x, y, 4 * N, first_panel, last_panel, total, factor)
 
 
 @compiled("void(int64[::1], int64, int64, int64, int64, int64, int64, int64)")

@@ -83,11 +83,11 @@ class Tile:
         for offset in offsets:
             self.fetch(self.b.gep(base, [self.b.add(offset, I64(ahead))]), -(-num_bytes // 64))
 
-    def fetch(self, base: Any, num_lines: int, *, locality: int = 2) -> None:
-        """Fetch cache lines from an address on. To the second cache: in the first they would replace what is in use."""
+    def fetch(self, base: Any, num_lines: int, *, to_first: bool = False) -> None:
+        """Fetch cache lines from an address on, to the second cache, or to the first, where they replace others."""
         for line in range(num_lines):
             place = self.b.gep(base, [I64(64 * line)])
-            self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(locality), I32(1))
+            self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(3 if to_first else 2), I32(1))
 
     def fetch_to_write(self, base: Any, num_lines: int) -> None:
         """Fetch cache lines that are written soon, to the first cache."""

@@ -127,11 +127,11 @@ def prepare(
     Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows. Rows after the norm
     are written to `normed_TC` if the format multiplies them as they are, or with `keeps`.
     """
-    T = len(x_TC)
-    keeps = keeps or prepared_size(matrix_W, 1, False) == 0
-    some_RC = np.empty((0 if keeps or norm == 0 else _ROWS_OF_NORM, x_TC.shape[1]), np.float32)
-    if norm == 0 and prepared_size(matrix_W, 1, False) == 0:
+    T, as_they_are = len(x_TC), prepared_size(matrix_W, 1, False) == 0
+    if norm == 0 and as_they_are:
         return
+    keeps = keeps or as_they_are
+    some_RC = np.empty((0 if keeps or norm == 0 else _ROWS_OF_NORM, x_TC.shape[1]), np.float32)
     parts, packs_tiles = 1 if alone else num_parts(T, num_threads), in_tiles(matrix_W, T)
     while True:
         part = 0 if alone else claim(phases, phase, parts)
