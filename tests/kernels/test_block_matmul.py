@@ -59,7 +59,7 @@ def check(matrix: PackedMatrix, w: torch.Tensor, bias: torch.Tensor, T: int) -> 
 def test_products_equal_those_of_rounded_rows_in_float64(name: str, N: int, C: int) -> None:
     data, w = stored(name, N, C)
     bias = torch.randn(N, generator=torch.Generator().manual_seed(0))
-    for T in (1, 2, 3, 4, 5, 7, 64, 65, 200):
+    for T in (1, 2, 3, 4, 5, 7, 64, 65, 200, *([260] if N < WIDTH else [])):
         check(PackedMatrix.of_blocks([(name, data)], bias), w, bias, T)
 
 
@@ -93,11 +93,12 @@ def test_parts_may_have_formats_of_their_own(T: int) -> None:
 def test_numbers_that_are_not_finite_are_not_hidden() -> None:
     matrix = PackedMatrix.of_blocks([("Q6_K", stored("Q6_K", 5, 256)[0])])
     for number in (float("nan"), float("inf"), -float("inf")):
-        x = torch.ones(20, 256)  # so many that weights are unpacked
-        x[1, 40] = number
-        y = packed_matmul(x, matrix)
-        assert y[1].isnan().all()
-        assert y[torch.arange(20) != 1].isfinite().all()
+        for T in (20, 40):  # so many that weights are unpacked, and that they go by tiles
+            x = torch.ones(T, 256)
+            x[1, 40] = number
+            y = packed_matmul(x, matrix)
+            assert y[1].isnan().all()
+            assert y[torch.arange(T) != 1].isfinite().all()
 
 
 def test_sums_of_extreme_codes_are_exact() -> None:
@@ -116,7 +117,7 @@ def test_sums_of_extreme_codes_are_exact() -> None:
 
 
 def digest(names: Iterable[str]) -> str:
-    """Return a digest of products in some formats, by dot products of any number of rows."""
+    """Return a digest of products in some formats, of numbers of rows that have a kernel each, and of some on tiles."""
     seen = hashlib.sha256()
     for name in names:
         matrix = PackedMatrix.of_blocks([(name, stored(name, 70, 1024)[0])])
@@ -136,6 +137,7 @@ def digest(names: Iterable[str]) -> str:
         ("avx2", ["Q3_K", "Q4_1"]),
         ("avx512", ["Q2_K", "Q8_0"]),
         ("avx512-emulated", ["Q6_K", "Q4_1"]),
+        ("amx-emulated", ["Q6_K", "Q4_1", "Q2_K", "Q8_0"]),  # each kernel of tiles
     ],
 )
 def test_every_set_of_instructions_returns_the_same_bits(level: str, names: list[str]) -> None:

@@ -146,11 +146,11 @@ def test_rows_are_prepared_in_parts() -> None:
 
 
 def digest() -> str:
-    """Return a digest of products in all integer formats, by dot products, which test_block_matmul.py compares."""
+    """Return a digest of products in all integer formats, which test_block_matmul.py compares."""
     seen = hashlib.sha256()
-    for kind, C, group, N in (("int8", 1100, 0, 70), ("int8", 2304, 32, 70), ("int4", 2304, 64, 70)):
+    some = (("int8", 1100, 0, 70), ("int8", 2304, 32, 70), ("int4", 2304, 64, 70), ("int4", 288, 96, 70))
+    for kind, C, group, N in some:
         matrix, _, _ = weights(kind, C, group, N)
-        matrix.round_alike()
         for T in (1, 3, 7, 65):
             seen.update(packed_matmul(rows(T, C), matrix).numpy().tobytes())
     return seen.hexdigest()

@@ -12,7 +12,6 @@ from ramiform.kernels.cpu.products.packed_matrix import (
     BFLOAT16_ROWS,
     BLOCKS,
     FLOAT32,
-    INT8,
     TILES_FROM,
     WIDTH,
     PackedMatrix,
@@ -42,7 +41,7 @@ def check_rows_alone(x: torch.Tensor, matrix: PackedMatrix, got: torch.Tensor) -
     """A row has the same bits in any batch: alone, or among copies of itself where its batch goes by tiles."""
     copies = matrix.descriptor[TILES_FROM] if by_tiles(matrix, len(x)) else 1
     if in_tiles(matrix.descriptor, len(x)) and matrix.outputs % WIDTH:
-        copies = FEW_ROWS + 1  # their last panel goes by tiles too
+        copies = max(copies, FEW_ROWS + 1)  # their last panel goes by tiles too
     alone = [packed_matmul(row.expand(copies, -1), matrix)[:1] for row in x.split(1)] if len(x) else []
     assert torch.equal(got, torch.cat([got[:0], *alone]))
 
@@ -51,23 +50,19 @@ def check_codes(
     matrix: PackedMatrix, x: torch.Tensor, rounded: torch.Tensor, w: torch.Tensor, bias: torch.Tensor
 ) -> None:
     """Products by codes with scales are those of `rounded` rows, and where panels are widened for tiles, of bfloat16
-    rows and weights. All are in float64. The last panel is widened too where rows are packed in tiles."""
-    widened = by_tiles(matrix, len(x)) and matrix.descriptor[0] != INT8
-    packed = matrix.descriptor[0] != BLOCKS and in_tiles(matrix.descriptor, len(x))
-    wide = 0 if not widened else len(w) if packed else len(w) // WIDTH * WIDTH
+    rows and weights. All are in float64."""
+    is_widened = matrix.descriptor[0] == BLOCKS and by_tiles(matrix, len(x))
+    read, weights = (x.bfloat16().double(), w.float().bfloat16().double()) if is_widened else (rounded, w)
     got = packed_matmul(x, matrix)
-
-    def check(outputs: slice, read: torch.Tensor, w: torch.Tensor) -> None:
-        scale = read.abs() @ w[outputs].abs().T + 1
-        want = read @ w[outputs].T + bias[outputs].double()
-        assert (((got[:, outputs].double() - want) / scale).abs() < 1e-6).all()
-
-    check(slice(wide), x.bfloat16().double(), w.float().bfloat16().double())
-    check(slice(wide, None), rounded, w)
+    scale = read.abs() @ weights.abs().T + 1
+    assert (((got.double() - read @ weights.T - bias.double()) / scale).abs() < 1e-6).all()
+    if not is_widened:
+        few = [packed_matmul(row, matrix) for row in x.split(1)] if len(x) else []
+        assert torch.equal(got, torch.cat([got[:0], *few]))
+        return
     check_rows_alone(x, matrix, got)
-    if wide:
-        matrix.round_alike()
-        check_codes(matrix, x, rounded, w, bias)
+    matrix.round_alike()
+    check_codes(matrix, x, rounded, w, bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,8 +1,8 @@
-"""Weights widened to bfloat16 for tile registers. Judges: the `gguf` package's dequantisation, float64, and sums in the
-order that Intel's manual defines.
+"""Weights of block formats widened to bfloat16 for tile registers. Judges: the `gguf` package's dequantisation,
+float64, and sums in the order that Intel's manual defines.
 
-Run with `RAMIFORM_CPU=amx-emulated`, this file multiplies by the matrices that its arguments name and prints what is
-wrong, and the errors beside those of dot products of codes.
+Run with `RAMIFORM_CPU=amx-emulated`, this file multiplies by the formats that its arguments name and prints what is
+wrong, and the errors beside those of rows of int8.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ import torch
 from llvmlite import binding, ir
 
 from ramiform.kernels.cpu.instructions import AVX512_DOT, HOST, Instructions
-from ramiform.kernels.cpu.products.amx import HALF_STEP_BYTES, MOST_ROWS, usable
-from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS, GROUP
+from ramiform.kernels.cpu.products.amx import MOST_ROWS, usable
+from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ramiform.kernels.cpu.products.block_matmul import BlockReader
 from ramiform.kernels.cpu.products.block_rows import pack_rows
 from ramiform.kernels.cpu.products.matmul import packed_matmul
 from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, WIDTH, PackedMatrix
 from ramiform.kernels.cpu.products.tile import Tile
-from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, MIN_ROWS, widen_integers
-from ramiform.tests.kernels import test_amx, test_integer_matmul
+from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, MIN_ROWS
+from ramiform.tests.kernels import test_amx
 from ramiform.tests.kernels.test_block_matmul import stored
 from ramiform.tests.kernels.test_instructions import X86, count
 
 PLAIN = replace(HOST, emulated=True)  # the host's vectors, without instructions for bfloat16
-INTEGERS = ("int4", "int8")
-EVERY = (*BLOCK_FORMATS, *INTEGERS)
 
 
 def module_of(emit: Callable[..., None], num_arguments: int, instructions: Instructions) -> ir.Module:
@@ -74,15 +72,7 @@ def run(emit: Callable[..., None], *arguments: int) -> None:
 
 def widen_units(name: str) -> Callable[..., None]:
     def emit(tile: Tile, codes: Any, units: Any, to: Any) -> None:
-        reader = BlockReader(tile, BLOCK_FORMATS[name])
-        reader.write_groups(units, codes, to, GROUP // 2 * HALF_STEP_BYTES, reader.widen)
-
-    return emit
-
-
-def widen_codes(bits: int) -> Callable[..., None]:
-    def emit(tile: Tile, *places: Any) -> None:
-        widen_integers(tile, bits, *places)
+        BlockReader(tile, BLOCK_FORMATS[name]).widen(units, codes, to)
 
     return emit
 
@@ -106,24 +96,9 @@ def test_blocks_are_widened_to_the_nearest_bfloat16_of_the_package_s_weights(nam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("group", [32, 192])
-def test_codes_are_widened_to_the_nearest_bfloat16_of_their_weights(kind: str, group: int) -> None:
-    C = 384
-    matrix, weights, _ = test_integer_matmul.weights(kind, C, group, WIDTH)
-    codes, scales, bases = matrix.descriptor[4:7].tolist()
-    wide = torch.zeros((1, MEMORY_BYTES // 2), dtype=torch.int16)
-    for begin, end in ((0, 64), (64, C)):
-        place = wide.data_ptr() + begin // 2 * HALF_STEP_BYTES
-        run(widen_codes(4 if kind == "int4" else 8), codes, scales, bases, group, begin, end, place)
-    assert torch.equal(as_rows(wide, C), weights.float().bfloat16())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "int4"])
+@pytest.mark.parametrize("name", ["Q5_0", "Q6_K"])
 def test_a_processor_widens_by_its_instructions(name: str) -> None:
-    emit, size = (widen_codes(4), 7) if name == "int4" else (widen_units(name), 3)
-    parsed, machine = optimised(module_of(emit, size, AVX512_DOT), "sapphirerapids", X86)
+    parsed, machine = optimised(module_of(widen_units(name), 3, AVX512_DOT), "sapphirerapids", X86)
     text = machine.emit_assembly(parsed)
     assert count("vcvtne2ps2bf16", text) == 16 * AVX512_DOT.vectors
     assert count("vpermw", text) + count("vpermi2w", text) + count("vpermt2w", text) >= 16 * AVX512_DOT.vectors
@@ -138,8 +113,6 @@ def test_deterministic_products_of_a_layer_that_is_not_packed_have_too_few_rows_
 
 def matrix_of(name: str, N: int, C: int) -> tuple[PackedMatrix, torch.Tensor, torch.Tensor]:
     """Return a matrix, its weights in float64, and its bias."""
-    if name in INTEGERS:
-        return test_integer_matmul.weights(name, C, 64, N)
     data, w = stored(name, N, C)
     bias = torch.randn(N, generator=torch.Generator().manual_seed(0))
     return PackedMatrix.of_blocks([(name, data)], bias), w, bias
@@ -163,12 +136,12 @@ def packed_products(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
 
 
 @pytest.mark.skipif(not usable(), reason="needs a processor with tiles")
-@pytest.mark.parametrize("name", EVERY)
-def test_rows_packed_in_tiles_have_the_products_of_rows_that_are_not(name: str) -> None:
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_a_step_s_products_are_those_of_one_call(name: str) -> None:
     matrix, w, bias = matrix_of(name, 2 * WIDTH + 5, 2304)
     x = torch.randn(525, 2304, generator=torch.Generator().manual_seed(1))
     got = packed_products(x, matrix)
-    assert torch.equal(got[:, : 2 * WIDTH], packed_matmul(x, matrix)[:, : 2 * WIDTH])
+    assert torch.equal(got, packed_matmul(x, matrix))
     want = x.bfloat16().double() @ w.float().bfloat16().double().T + bias
     assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-3)
 
@@ -177,38 +150,27 @@ def check(name: str) -> None:
     """Print what is wrong with products by a format, and their errors."""
     for N, C in ((WIDTH + 5, 2304), (2 * WIDTH, 256)):  # one block of inputs and a rest, a panel and a rest
         matrix, w, bias = matrix_of(name, N, C)
-        x = torch.randn(90, C, generator=torch.Generator().manual_seed(C))
+        x = torch.randn(MIN_ROWS + 20, C, generator=torch.Generator().manual_seed(C))
         exact = x.double() @ w.T + bias
-        few = torch.cat([packed_matmul(one, matrix) for one in x.split(MIN_ROWS - 1)])
-        whole = N // WIDTH * WIDTH
+        few = torch.cat([packed_matmul(one, matrix) for one in x.split(5)])
+        every = torch.from_numpy(test_amx.naive(x.bfloat16(), w.float().bfloat16(), bias))
         if matrix.descriptor[TILES_FROM] != MIN_ROWS:
             print(f"{name}: no tiles")
-        for T in (MIN_ROWS, MIN_ROWS + 1, 64, 90):
+        if not torch.equal(packed_matmul(x[: MIN_ROWS - 1], matrix), few[: MIN_ROWS - 1]):
+            print(f"{name}: {N} x {C}: tiles of bytes differ from dot products")
+        for T in (MIN_ROWS, MIN_ROWS + 1, len(x)):
             got = packed_matmul(x[:T], matrix)
-            want = test_amx.naive(x[:T].bfloat16(), w[:whole].float().bfloat16(), bias[:whole])
-            if not torch.equal(got[:, :whole], torch.from_numpy(want)):
+            if not (torch.equal(got, every[:T]) and torch.equal(packed_products(x[:T], matrix), got)):
                 print(f"{name}: {T} x {N} x {C} differ from sums in the manual's order")
-            if name in INTEGERS and T > 64:  # rows are packed in tiles
-                last = test_amx.naive(x[:T].bfloat16(), w[whole:].float().bfloat16(), bias[whole:])
-                if not torch.equal(got[:, whole:], torch.from_numpy(last)):
-                    print(f"{name}: {T} x {N} x {C}: the last panel differs from sums in the manual's order")
-            elif not torch.equal(got[:, whole:], few[:T, whole:]):
-                print(f"{name}: {T} x {N} x {C}: the last panel is not that of dot products")
-            if T > 64:
-                every = test_amx.naive(x[:T].bfloat16(), w.float().bfloat16(), bias)
-                if not torch.equal(packed_products(x[:T], matrix), torch.from_numpy(every)):
-                    print(f"{name}: {T} x {N} x {C}: packed rows differ from sums in the manual's order")
-            if not torch.equal(got[5:], packed_matmul(x[5 : T + 5], matrix)[: T - 5]):
-                print(f"{name}: {T} x {N} x {C}: a row depends on others")
 
-        def error(some: torch.Tensor, exact: torch.Tensor = exact, whole: int = whole) -> float:
-            return float((some.double() - exact)[:, :whole].norm() / exact[:, :whole].norm())
+        def error(some: torch.Tensor, exact: torch.Tensor = exact) -> float:
+            return float((some.double() - exact).norm() / exact.norm())
 
-        print(f"{name} {C} error {error(packed_matmul(x, matrix)):.2e} {error(few):.2e}")
+        print(f"{name} {C} error {error(every):.2e} {error(few):.2e}")
         broken = x.clone()
         broken[7, 100] = float("nan")
         y = packed_matmul(broken, matrix)
-        if not (y[7].isnan().all() and torch.equal(y[8:], packed_matmul(x, matrix)[8:])):
+        if not (y[7].isnan().all() and torch.equal(y[8:], every[8:])):
             print(f"{name}: NaN stays in its row")
         matrix.round_alike()
         if not torch.equal(packed_matmul(x, matrix), few):
@@ -216,7 +178,7 @@ def check(name: str) -> None:
 
 
 # A minute each, most of it to compile loops: `make test-tiles` takes every kind.
-EMULATED = EVERY if os.environ.get("RAMIFORM_CPU") == "amx-emulated" else ("Q5_0", "Q6_K", "int4")
+EMULATED = BLOCK_FORMATS if os.environ.get("RAMIFORM_CPU") == "amx-emulated" else ("Q5_0", "Q6_K")
 
 
 @pytest.mark.exhaustive
@@ -245,7 +207,8 @@ LOOP = """
     config.CPU_NAME, config.CPU_FEATURES = "sapphirerapids", ""
     from numba import njit
     from ramiform.kernels.cpu.products import block_matmul
-    binding.add_symbol("ramiform.kernels.cpu.products.amx._multiply_many", 1)
+    for name in ("amx._multiply_many", "byte_tiles._gather_numbers", "byte_tiles._add_unpacked"):
+        binding.add_symbol("ramiform.kernels.cpu.products." + name, 1)
     number = [form.name for form in block_matmul._FORMATS].index("Q5_0")
     loop = njit("void(" + ", ".join(["int64"] * 12) + ")", error_model="numpy")(block_matmul._loop(number, 32))
     print(*loop.inspect_asm().values())
@@ -254,20 +217,17 @@ LOOP = """
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("level", "has_tiles"), [("amx", True), ("avx512-dot", False)])
-def test_a_format_s_loop_has_tile_instructions_only_for_a_processor_with_tiles(level: str, has_tiles: bool) -> None:
+def test_a_format_s_loop_prepares_weights_for_tiles_only_on_a_processor_with_tiles(level: str, has_tiles: bool) -> None:
     """The loop is compiled for it, not run."""
     done = test_amx.run(level, "-c", textwrap.dedent(LOOP))
     assert done.returncode == 0, done.stderr
     text = done.stdout
     assert count("vpdpbusd", text) > 0  # few rows
     if has_tiles:
-        assert count("tdpbf16ps", text) >= 6
-        assert count("ldtilecfg", text) >= 1
-        assert count("tilerelease", text) >= 1
+        assert "_add_unpacked" in text
         assert count("vcvtne2ps2bf16", text) >= 64
     else:
-        assert "tmm" not in text
-        assert "tilecfg" not in text
+        assert "_add_unpacked" not in text
         assert "vcvtne2ps2bf16" not in text
 
 

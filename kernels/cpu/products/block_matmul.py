@@ -2,14 +2,12 @@
 
 The loop of a format is compiled, or loaded, when a matrix first has it. Other loops call it by its address (`matmul`),
 so that they are compiled without the formats. A group's codes are put together from their planes and multiplied, and
-their products are summed exactly in int32. These sums are scaled and added in the order of the groups, without fused
+their products are summed exactly in int32. These sums are scaled and added in the order of the groups, by the same
 operations, so that all instruction sets and any number of rows return the same bits.
 
 Formats of several planes or small scales take long to read. For many rows a block of a panel is unpacked to bytes and
-float32 scales first, once for all rows.
-
-On a processor with tiles (`amx`) the panels of many rows are widened to bfloat16 instead (`widened`), a block of inputs
-at a time, and multiplied by the bfloat16s of these rows.
+float32 scales first, once for all rows. On a processor with tiles the panels of all formats are, for `byte_tiles`; for
+the rows of prompts they are widened to bfloat16 (`widened`).
 
 Legend: T rows.
 """
@@ -29,16 +27,30 @@ from numba.extending import intrinsic
 from .... import loops
 from ..instructions import HOST
 from ..pointers import stack_memory
-from .amx import HALF_STEP_BYTES, MOST_ROWS, add_panel, begin_panels, end_panels, local_state, multiply_packed
+from . import amx, widened
+from .amx import HALF_STEP_BYTES, SUMS_BYTES, multiply_packed
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
+from .block_panels import BYTE_TILES, WIDENED_ROWS
+from .byte_tiles import (
+    BLOCK_INPUTS,
+    KERNELS,
+    MIN_ROWS,
+    MOST_ROWS,
+    add_unpacked,
+    gather_numbers,
+    group_codes,
+    numbers_bytes,
+    write_codes,
+    write_numbers,
+)
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 from .tile_kernels import add_block, add_dot, emit_function
-from .widened import BLOCK_INPUTS, HALF_BYTES, MEMORY_BYTES, SUMS_BYTES, group_codes, widen_group
+from .widened import HALF_BYTES, MEMORY_BYTES, widen_group
 
 _MOST_ROWS = 4  # of a kernel
 _WIDTH = HOST.width
 _FEW_ROWS = 64  # up to here a panel is read once, all units at a time
-_BLOCK_ROWS, _BLOCK_INPUTS = 192, 1024
+_BLOCK_ROWS = 192
 _FORMATS = list(BLOCK_FORMATS.values())
 _STEPS = GROUP // 4
 _AHEAD_BYTES = 8192  # of the weights that are read
@@ -81,7 +93,7 @@ class BlockReader:
         self.count, self.width = tile.num_vectors, tile.instructions.width
         # Of an unpacked group: the codes as bytes, then float32 scales and bases.
         self.num_scales = GROUP // form.scale_inputs
-        self.num_bases = self.num_scales if form.has_base else 0
+        self.num_bases = _num_bases(form)
 
     def group(self, unit: Any, number: Any) -> _Group:
         """Read a group of the unit at an address."""
@@ -114,20 +126,26 @@ class BlockReader:
         ]
         return _Group(record, numbers[: self.num_scales], numbers[self.num_scales :])
 
-    def unpack(self, group: _Group, to: Any) -> None:
-        """Write an unpacked group."""
-        numbers = [[self.codes(group.words, step, vector) for vector in range(self.count)] for step in range(_STEPS)]
-        for index, values in enumerate([*numbers, *group.scales, *group.bases]):
-            for vector, value in enumerate(values):
-                self.tile.store(value, to, I64(4 * (index * self.width + vector * self.tile.lanes)))
+    def unpack(self, units: Any, codes: Any, to: Any, *, signed: bool) -> None:
+        """Write some units at `codes` as unpacked groups, one behind the other; `signed` codes lack their offset."""
 
-    def widen(self, group: _Group, to: Any) -> None:
-        """Write a group's weights as bfloat16s."""
-        codes = partial(self.codes, group.words)
-        widen_group(self.tile, codes, self.form.offset, group.scales, group.bases, to)
+        def write(group: _Group, place: Any) -> None:
+            write_codes(self.tile, partial(self.codes, group.words), self.form.offset if signed else 0, place)
+            numbers_at = self.b.gep(place, [I64(GROUP * self.width)])
+            write_numbers(self.tile, [*group.scales, *group.bases], numbers_at)
 
-    def write_groups(self, units: Any, codes: Any, to: Any, group_bytes: int, write: Callable[..., None]) -> None:
-        """Have `write(group, place)` write each group of some units at `codes`, one behind the other at `to`."""
+        self._write_groups(units, codes, to, _unpacked_bytes(self.form), write)
+
+    def widen(self, units: Any, codes: Any, to: Any) -> None:
+        """Write the weights of some units at `codes` as bfloat16s, one group behind the other at `to`."""
+
+        def write(group: _Group, place: Any) -> None:
+            widen_group(self.tile, partial(self.codes, group.words), self.form.offset, group.scales, group.bases, place)
+
+        self._write_groups(units, codes, to, GROUP // 2 * HALF_STEP_BYTES, write)
+
+    def _write_groups(self, units: Any, codes: Any, to: Any, group_bytes: int, write: Callable[..., None]) -> None:
+        """Have `write(group, place)` write each group of some units at `codes`."""
         tile, form, b = self.tile, self.form, self.b
 
         def unit(index: Any, _: list[Any]) -> list[Any]:
@@ -214,19 +232,25 @@ class _Emitter:
     def add_group(self, sums: list[Any], place: Any, weights: _Group) -> list[Any]:
         """Add the products of a group, the row's scale included, to the sums."""
         tile, b = self.tile, self.b
-        parts = []
+        products: list[Any] = []
         for totals, scales in zip(self.totals(weights.words, place), weights.scales, strict=True):
             floats = [b.sitofp(total, tile.floats) for total in totals]
-            parts.append([b.fmul(value, scales[index % self.count]) for index, value in enumerate(floats)])
-        for index, bases in enumerate(weights.bases):
-            row_sums = [tile.broadcast(b.sitofp(total, F32)) for total in self.sums_of_scale(index, place)]
-            parts.append([b.fmul(total, base) for total in row_sums for base in bases])
-        products = parts[0]
-        for part in parts[1:]:
-            products = [b.fadd(*pair) for pair in zip(products, part, strict=True)]
+            if products:
+                products = [
+                    tile.fused(value, scales[index % self.count], product)
+                    for index, (value, product) in enumerate(zip(floats, products, strict=True))
+                ]
+            else:
+                products = [b.fmul(value, scales[index % self.count]) for index, value in enumerate(floats)]
+        for half, bases in enumerate(weights.bases):
+            row_sums = [tile.broadcast(b.sitofp(total, F32)) for total in self.sums_of_scale(half, place)]
+            products = [
+                tile.fused(row_sums[index // self.count], bases[index % self.count], product)
+                for index, product in enumerate(products)
+            ]
         x_scales = [tile.broadcast(scale) for scale in self.row_numbers(self.scales_at, place, F32)]
         return [
-            b.fadd(total, b.fmul(product, x_scales[index // self.count]))
+            tile.fused(product, x_scales[index // self.count], total)
             for index, (total, product) in enumerate(zip(sums, products, strict=True))
         ]
 
@@ -300,9 +324,14 @@ class _Emitter:
         return self.tile.load(words, offset, self.tile.ints, 4)
 
 
+def _num_bases(form: BlockFormat) -> int:
+    """Return the bases of an output and group."""
+    return GROUP // form.scale_inputs if form.has_base else 0
+
+
 def _unpacked_bytes(form: BlockFormat) -> int:
     """Return the bytes of an unpacked group: its codes as bytes, then float32 scales and bases."""
-    return 4 * _WIDTH * (_STEPS + GROUP // form.scale_inputs * (1 + form.has_base))
+    return 4 * _WIDTH * (_STEPS + GROUP // form.scale_inputs + _num_bases(form))
 
 
 def _pairs(tile: Tile, codes: Any, x: Any) -> Any:
@@ -368,18 +397,18 @@ def _multiply_tile(
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def _unpack(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
+def _unpack(_: Any, number: Any, signed: Any, codes: Any, units: Any, to: Any) -> Any:
     """Unpack the groups of some units of a panel at `codes`, of the format `number`, one behind the other at `to`."""
-    if not isinstance(number, types.IntegerLiteral):
+    if not (isinstance(number, types.IntegerLiteral) and isinstance(signed, types.IntegerLiteral)):
         return None
     form = _FORMATS[number.literal_value]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        reader, (_, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
-        reader.write_groups(units, codes, to, _unpacked_bytes(form), reader.unpack)
+        reader, (_, _, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
+        reader.unpack(units, codes, to, signed=bool(signed.literal_value))
         return context.get_dummy_value()
 
-    return types.void(number, *[types.int64] * 3), generate
+    return types.void(number, signed, *[types.int64] * 3), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -391,7 +420,7 @@ def _widen(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
         reader, (_, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
-        reader.write_groups(units, codes, to, GROUP // 2 * HALF_STEP_BYTES, reader.widen)
+        reader.widen(units, codes, to)
         return context.get_dummy_value()
 
     return types.void(number, *[types.int64] * 3), generate
@@ -401,10 +430,12 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
     """Make the loop of a format; `most_units` are those of a block of inputs."""
     form = _FORMATS[number]
     groups, group_bytes, is_costly = form.groups, _unpacked_bytes(form), form.is_costly
-    memory_bytes = most_units * groups * group_bytes if is_costly else 64
-    by_tiles, unit_steps, wide_units = HOST.tiles, form.block // 2, max(1, BLOCK_INPUTS // form.block)
-    if by_tiles:
+    has_tiles, kernel = HOST.tiles, KERNELS.index((GROUP // form.scale_inputs, _num_bases(form)))
+    memory_bytes = most_units * groups * group_bytes if is_costly or has_tiles else 64
+    unit_steps, wide_units = form.block // 2, max(1, widened.BLOCK_INPUTS // form.block)
+    if has_tiles:
         memory_bytes = max(memory_bytes, MEMORY_BYTES)
+    num_bases, gathered_bytes = _num_bases(form), numbers_bytes(_num_bases(form)) if has_tiles else 64
     is_fetched = form.bits < 8  # a single stream of bytes is fetched better by the processor itself
 
     def multiply(
@@ -419,12 +450,11 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
         y_bytes: int,
         outputs: int,
         panels: int,
-        wide: int,
+        tiles: int,
     ) -> None:
         """Write the products of all rows and some panels, whose addresses are those of the first one's.
 
-        Rows that go by tiles have their bfloat16s `wide` bytes behind them; 0: these rows do not; -1: rows are packed
-        in tiles.
+        `tiles` is as in `multiply_sections`.
         """
         memory, unpacked = stack_memory(memory_bytes), 1 if is_costly and T >= _UNPACKED_ROWS else 0
         unit_bytes = panel_bytes // units
@@ -437,49 +467,40 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                     block_units = min(block_units, most_units)
                 next_bytes = block_units * unit_bytes
         per_unit = groups if unpacked else 1  # steps
-        start = 0  # of the panels that are left
-        if by_tiles and wide < 0:
+        if has_tiles and tiles == WIDENED_ROWS:
             sums = stack_memory(SUMS_BYTES)
-            for first_row in range(0, T, MOST_ROWS):
+            for first_row in range(0, T, amx.MOST_ROWS):
                 for begin in range(0, units, wide_units):
                     end = min(begin + wide_units, units)
                     for panel in range(panels):
                         _widen(number, codes + panel * panel_bytes + begin * unit_bytes, end - begin, memory)
                         multiply_packed(
-                            min(MOST_ROWS, T - first_row), begin * unit_steps, end * unit_steps, units * unit_steps,
-                            memory - begin * unit_steps * HALF_STEP_BYTES, HALF_BYTES, bias + panel * _WIDTH * 4,
-                            x + first_row * x_bytes, sums, y + first_row * y_bytes + panel * _WIDTH * 4, y_bytes,
+                            min(amx.MOST_ROWS, T - first_row), begin * unit_steps, end * unit_steps,
+                            units * unit_steps, memory - begin * unit_steps * HALF_STEP_BYTES, HALF_BYTES,
+                            bias + panel * _WIDTH * 4, x + first_row * x_bytes, sums,
+                            y + first_row * y_bytes + panel * _WIDTH * 4, y_bytes,
                             min(_WIDTH, outputs - panel * _WIDTH),
                         )  # fmt: skip
             return
-        if by_tiles:
-            if wide > 0:
-                start = min(panels, outputs // _WIDTH)
-            state = local_state()
-            begin_panels(state)
-            for panel in range(start):
-                for begin in range(0, units, wide_units):
-                    end, weights = min(begin + wide_units, units), codes + panel * panel_bytes
-                    _widen(number, weights + begin * unit_bytes, end - begin, memory)
-                    add_panel(
-                        state,
-                        T,
-                        begin * unit_steps,
-                        end * unit_steps,
-                        units * unit_steps,
-                        memory - begin * unit_steps * HALF_STEP_BYTES,
-                        HALF_BYTES,
-                        bias + panel * _WIDTH * 4,
-                        x + wide,
-                        x_bytes,
-                        y + panel * _WIDTH * 4,
-                        y_bytes,
-                    )
-            end_panels(state)
+        if has_tiles and tiles == BYTE_TILES and T >= MIN_ROWS:
+            numbers = stack_memory(gathered_bytes)
+            for first_row in range(0, T, MOST_ROWS):
+                rows, own_x = min(MOST_ROWS, T - first_row), x + first_row * x_bytes
+                for begin in range(0, units, most_units):
+                    end, first = min(begin + most_units, units), begin * groups
+                    gather_numbers(rows, num_bases, own_x, x_bytes, GROUP, units * groups, first, end * groups, numbers)
+                    for panel in range(panels):
+                        _unpack(number, 1, codes + panel * panel_bytes + begin * unit_bytes, end - begin, memory)
+                        add_unpacked(
+                            rows, kernel, GROUP, units * groups, first, end * groups, memory, numbers, 0,
+                            bias + panel * _WIDTH * 4, own_x, x_bytes, y + first_row * y_bytes + panel * _WIDTH * 4,
+                            y_bytes, min(_WIDTH, outputs - panel * _WIDTH),
+                        )  # fmt: skip
+            return
         for first_row in range(0, T, block_rows):
             last_row = min(first_row + block_rows, T)
             num_tiles = -(-(last_row - first_row) // _MOST_ROWS)
-            for first_panel in range(start, panels, together):
+            for first_panel in range(0, panels, together):
                 for begin in range(0, units, block_units):
                     end = min(begin + block_units, units)
                     for panel in range(first_panel, min(first_panel + together, panels)):
@@ -494,7 +515,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                             ahead_bytes = -(-ahead_bytes // (num_tiles * _FETCH_BYTES)) * _FETCH_BYTES
                         pieces = unit_bytes // groups // max(1, ahead_bytes)
                         if unpacked:
-                            _unpack(number, weights + begin * unit_bytes, end - begin, memory)
+                            _unpack(number, 0, weights + begin * unit_bytes, end - begin, memory)
                             weights = memory - begin * groups * group_bytes
                         row = first_row
                         for blocks in range(num_tiles, 0, -1):
@@ -528,7 +549,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
 @cache
 def _compiled_loop(name: str) -> Any:
     form = BLOCK_FORMATS[name]
-    loop = _loop(_FORMATS.index(form), max(1, _BLOCK_INPUTS // form.block))
+    loop = _loop(_FORMATS.index(form), max(1, BLOCK_INPUTS // form.block))
     loop.__qualname__ = f"multiply_{name}"  # names its files in numba's cache, which processes share without locks
     return loops.compile_function(loop, f"void({', '.join(['int64'] * 12)})", error_model="numpy")
 

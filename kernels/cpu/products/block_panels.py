@@ -1,5 +1,5 @@
 """Products of float32 rows with panels of block formats: rows are rounded to int8, then multiplied by each format's
-loop (`block_matmul`), which is called by its address. On a processor with tiles, rows are rounded to bfloat16 too.
+loop (`block_matmul`), which is called by its address.
 
 These loops and those of a file's formats are all that a GGUF model needs to answer while plain torch computes the
 rest, so they are few and small, and the process that compiles them imports no torch.
@@ -21,11 +21,14 @@ from numba.extending import intrinsic, register_jitable
 from .... import loops
 from ..instructions import HOST
 from ..pointers import get, put
+from .amx import packed_place
 from .block_formats import GROUP
 from .tile import F32, I8, I32, I64, Tile
 
 GROUP_BYTES = GROUP + 12  # of a rounded row: int8 codes, a float32 scale, int32 sums of codes and of their first half
 SECTION_BYTES = 40
+# How products of a matrix may go by tiles: not at all, of bytes, or of rows packed in tiles with widened weights.
+NO_TILES, BYTE_TILES, WIDENED_ROWS = range(3)
 _GROUP_INTS = ir.VectorType(I32, GROUP)
 _WIDTH = HOST.width
 
@@ -82,18 +85,6 @@ def _write_codes(_: Any, x: Any, inverse: Any, codes: Any, total: Any, half: Any
     return types.void(x, inverse, codes, total, half), generate
 
 
-@register_jitable  # type: ignore[untyped-decorator]
-def wide_place(rounded_bytes: int) -> int:
-    """Return where the bfloat16s of a row begin that is rounded to int8 too."""
-    return (rounded_bytes + 63) // 64 * 64
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def row_bytes(rounded_bytes: int, C: int, tile_rows: int) -> int:
-    """Return the bytes of a row rounded to int8, and to bfloat16 if products of `tile_rows` rows go by tiles."""
-    return rounded_bytes if tile_rows == 0 else wide_place(rounded_bytes) + wide_place(2 * C)
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def _write_wide(_: Any, x: Any, to: Any) -> Any:
     """Write a GROUP of floats as bfloat16s. For a processor with tiles, whose vectors have 16 lanes."""
@@ -124,17 +115,26 @@ def _round_nothing(_x: int, _C: int, _to: int) -> None:
 round_to_bfloat16 = _round_to_bfloat16 if HOST.tiles else _round_nothing
 
 
-@loops.compiled("void(int64, int64, int64, int64, int64, int64)", error_model="numpy")  # without fused operations
-def round_rows(x: int, C: int, first_row: int, last_row: int, prepared: int, tile_rows: int) -> None:
+@loops.compiled("void(int64, int64, int64, int64, int64)", error_model="numpy")
+def pack_in_tiles(x: int, C: int, first_row: int, last_row: int, prepared: int) -> None:
+    """Write the rows [first_row, last_row) as bfloat16s to their places in tiles (`amx.packed_place`).
+
+    `x` is the address of the first of them, of whole GROUPs of float32s.
+    """
+    for t in range(first_row, last_row):
+        for c in range(0, C, GROUP):
+            place = prepared + packed_place(t, c // 2, C // 2)
+            round_to_bfloat16(x + 4 * (C * (t - first_row) + c), GROUP, place)
+
+
+@loops.compiled("void(int64, int64, int64, int64, int64)", error_model="numpy")  # without fused operations
+def round_rows(x: int, C: int, first_row: int, last_row: int, prepared: int) -> None:
     """Round some rows of the float32 ones at address `x` to int8 by groups of GROUP inputs, to their places of
     `prepared`: codes, then each group's scale, sum of codes and sum of its first half's; some scales of `block_formats`
-    have half a group. A group's scale is NaN if one of its numbers is not finite. With `tile_rows` bfloat16s follow."""
+    have half a group. A group's scale is NaN if one of its numbers is not finite."""
     groups = C // GROUP
-    size = row_bytes(groups * GROUP_BYTES, C, tile_rows)
     for t in range(first_row, last_row):
-        row, out = x + 4 * C * t, prepared + size * t
-        if tile_rows > 0:
-            round_to_bfloat16(row, C, out + wide_place(groups * GROUP_BYTES))
+        row, out = x + 4 * C * t, prepared + groups * GROUP_BYTES * t
         scales, sums, half_sums = out + groups * GROUP, out + groups * (GROUP + 4), out + groups * (GROUP + 8)
         for g in range(groups):
             scale = scale_of(_largest_magnitude(row + 4 * GROUP * g))
@@ -158,7 +158,7 @@ def _call_block_loop(
     y_bytes: Any,
     outputs: Any,
     panels: Any,
-    wide: Any,
+    tiles: Any,
 ) -> Any:
     """Call a loop of `block_matmul`, which is compiled when a format is first used."""
 
@@ -180,15 +180,15 @@ def multiply_sections(
     x: int,
     x_bytes: int,
     T: int,
-    wide: int,
+    tiles: int,
     y: int,
     y_bytes: int,
     first_panel: int,
     last_panel: int,
 ) -> None:
-    """Multiply T rounded rows by some panels of a matrix, whose sections of panels `packed_matrix` describes.
+    """Multiply T prepared rows by some panels of a matrix, whose sections of panels `packed_matrix` describes.
 
-    `wide` is where a row's bfloat16s begin, if these rows go by tiles, else 0; -1: rows are packed in tiles.
+    `tiles` are NO_TILES or BYTE_TILES for rows that `round_rows` has written, or WIDENED_ROWS.
     """
     begin = 0
     for section in range(sections):
@@ -210,7 +210,7 @@ def multiply_sections(
                 y_bytes,
                 N - first * _WIDTH,
                 last - first,
-                wide,
+                tiles,
             )
         begin = end
 
@@ -219,7 +219,7 @@ def load_block_products(formats: Iterable[str]) -> None:
     """Compile or load what products with matrices of these block formats call."""
     from .block_matmul import loop_address  # here, because its loops call these
 
-    for loop in (round_rows, multiply_sections):
+    for loop in (round_rows, pack_in_tiles, multiply_sections):
         cast(loops.Loop, loop).load()
     for name in formats:
         loop_address(name)

@@ -5,8 +5,9 @@ thread then writes the outputs of its panels. Nothing is allocated.
 
 Many rows go in blocks whose inputs stay in the second cache, by blocks of steps whose weights stay in the first; sums
 wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows.
-Tiles (`amx`) sum otherwise: rows of bfloat16 all go by them, and codes are widened for many rows only. Rows that are
-packed in tiles (`in_tiles`) have their last panel by tiles too.
+Tiles (`amx`) sum rows of bfloat16 otherwise: all these go by them. Rows that are packed in tiles (`in_tiles`) have
+their last panel by tiles too. Sums of codes are exact, so rows of int8 go by tiles where that is faster (`byte_tiles`).
+Rows of prompts are bfloat16s for weights of block formats, which are widened (`widened`): they differ from fewer rows.
 
 Legend: T rows, C inputs, N outputs.
 """
@@ -33,25 +34,26 @@ from ..thread_pool import num_threads, run_tasks, share_range
 from .amx import (
     MOST_ROWS,
     PANEL_BYTES,
+    SUMS_BYTES,
     TILE_HEIGHT,
     add_panel,
-    add_panel_of_bytes,
     begin_panels,
     end_panels,
     local_state,
     multiply_many,
     multiply_packed,
-    packed_place,
 )
 from .block_panels import (
+    BYTE_TILES,
     GROUP_BYTES,
+    NO_TILES,
+    WIDENED_ROWS,
     multiply_sections,
+    pack_in_tiles,
     round_rows,
-    round_to_bfloat16,
-    row_bytes,
     scale_of,
-    wide_place,
 )
+from .byte_tiles import multiply_codes
 from .packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
@@ -70,7 +72,6 @@ from .packed_matrix import (
 )
 from .tile import PREFETCH_BYTES
 from .tile_kernels import SUM_STEPS, tile_kernels
-from .widened import SUMS_BYTES, multiply_widened
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
@@ -135,8 +136,7 @@ def _row_bytes(descriptor: Ints) -> int:
     if kind == BFLOAT16 and inputs % 2:  # weights are in pairs
         return (inputs + 1) * 4  # type: ignore[no-any-return]
     if kind >= INT8:
-        rounded = _rounded_bytes(kind, inputs, descriptor[3])
-        return rounded if kind == INT8 else row_bytes(rounded, inputs, descriptor[TILES_FROM])  # type: ignore[no-any-return]
+        return _rounded_bytes(kind, inputs, descriptor[3])  # type: ignore[no-any-return]
     return 0
 
 
@@ -155,7 +155,7 @@ def tile_rows_of_block(descriptor: Ints) -> int:
 @compiled("boolean(int64[::1], int64)")
 def in_tiles(descriptor: Ints, num_rows: int) -> bool:
     """Return True if the rows of a product may be packed in tiles (`amx.packed_place`)."""
-    is_wide = descriptor[0] == BFLOAT16_ROWS or descriptor[0] > INT8
+    is_wide = descriptor[0] == BFLOAT16_ROWS or descriptor[0] == BLOCKS
     return (
         is_wide and descriptor[2] % TILE_INPUTS == 0 and num_rows > FEW_ROWS and 0 < descriptor[TILES_FROM] <= num_rows
     )
@@ -238,14 +238,10 @@ def prepare_rows(descriptor: Ints, x_RC: Floats, first_row: int, prepared: Bytes
     """
     kind, C, size = descriptor[0], descriptor[2], _row_bytes(descriptor)
     if packs_tiles:
-        for r in range(len(x_RC)):
-            for c in range(0, C, TILE_INPUTS):
-                place = prepared.ctypes.data + packed_place(first_row + r, c // 2, C // 2)
-                round_to_bfloat16(x_RC.ctypes.data + 4 * (C * r + c), TILE_INPUTS, place)
+        pack_in_tiles(x_RC.ctypes.data, C, first_row, first_row + len(x_RC), prepared.ctypes.data)
         return
     if kind == BLOCKS:
-        place = prepared.ctypes.data + first_row * size
-        round_rows(x_RC.ctypes.data, C, 0, len(x_RC), place, descriptor[TILES_FROM])
+        round_rows(x_RC.ctypes.data, C, 0, len(x_RC), prepared.ctypes.data + first_row * size)
         return
     if size == 0:
         return
@@ -253,9 +249,6 @@ def prepare_rows(descriptor: Ints, x_RC: Floats, first_row: int, prepared: Bytes
         row = prepared.ctypes.data + (first_row + r) * size
         if kind >= INT8:
             _round_row(x_RC[r], descriptor[3], prepared[(first_row + r) * size : (first_row + r + 1) * size])
-            if kind != INT8 and descriptor[TILES_FROM] > 0:
-                place = wide_place(_rounded_bytes(kind, C, descriptor[3]))
-                round_to_bfloat16(x_RC[r].ctypes.data, C, row + place)
         elif kind == BFLOAT16_ROWS:
             x_C, out_C = x_RC[r], carray(_halves(row), (C,))
             for c in range(C):
@@ -320,10 +313,9 @@ def _multiply_panels(
 ) -> None:
     """Multiply by the panels of a descriptor; x is the address of the rows as they are read."""
     by_tiles = 0 < tile_rows <= T
-    wide = wide_place(_rounded_bytes(kind, C, group)) if kind > INT8 and by_tiles else 0
     if kind == BLOCKS:
-        wide = -1 if packs_tiles else wide
-        multiply_sections(N, codes, scales, bias, x, x_bytes, T, wide, y, y_bytes, first_panel, last_panel)
+        tiles = WIDENED_ROWS if packs_tiles else BYTE_TILES if tile_rows > 0 else NO_TILES
+        multiply_sections(N, codes, scales, bias, x, x_bytes, T, tiles, y, y_bytes, first_panel, last_panel)
         return
     scale_bytes, base_bytes, lanes = 0, 0, 1  # 32-bit lanes of an output in a step
     if kind < INT8:
@@ -338,35 +330,17 @@ def _multiply_panels(
         base_bytes = WIDTH * 2 * steps
     lane_bytes, several = WIDTH * 4, 1
     panel_bytes = (stored_steps(kind, C) if kind < INT8 else steps) * lanes * lane_bytes
-    if packs_tiles and kind == BFLOAT16_ROWS:
+    if packs_tiles:
         _multiply_tile_rows(T, N, steps, codes, bias, x, y, y_bytes, first_panel, last_panel, 0, 0.0)
         return
-    if wide > 0:
-        whole = last_panel if packs_tiles else max(first_panel, min(last_panel, N // WIDTH))
-        block_rows = MOST_ROWS if packs_tiles else T
-        for first_row in range(0, T, block_rows):
-            multiply_widened(
-                kind == INT4,
-                whole - first_panel,
-                C,
-                group,
-                codes + first_panel * panel_bytes,
-                panel_bytes,
-                scales + first_panel * scale_bytes,
-                scale_bytes,
-                bases + first_panel * base_bytes,
-                base_bytes,
-                bias + first_panel * WIDTH * 4,
-                x + first_row * x_bytes + (0 if packs_tiles else wide),
-                x_bytes,
-                min(block_rows, T - first_row),
-                y + first_row * y_bytes + first_panel * WIDTH * 4,
-                y_bytes,
-                N - first_panel * WIDTH,
-                packs_tiles,
-            )
-        first_panel = whole
-        block_rows = _INTEGER_BLOCK_ROWS
+    if by_tiles and kind >= INT8:
+        multiply_codes(
+            4 if kind == INT4 else 8, kind != INT8, last_panel - first_panel, C, group,
+            codes + first_panel * panel_bytes, panel_bytes, scales + first_panel * scale_bytes, scale_bytes,
+            bases + first_panel * base_bytes, base_bytes, bias + first_panel * WIDTH * 4, x, x_bytes, T,
+            y + first_panel * WIDTH * 4, y_bytes, N - first_panel * WIDTH,
+        )  # fmt: skip
+        return
     if kind < INT8 and T <= _WIDE_ROWS and not by_tiles:
         several = _PANELS_1 if T == 1 else _PANELS_2
     together, next_bytes = max(1, last_panel - first_panel), panel_bytes
@@ -388,22 +362,7 @@ def _multiply_panels(
                 while panel < min(group_panel + together, last_panel):
                     count = several if panel + several <= last_panel else 1
                     first_step = begin
-                    if by_tiles and kind == INT8 and (panel + 1) * WIDTH <= N:
-                        first_step = add_panel_of_bytes(
-                            last_row - first_row,
-                            begin,
-                            end,
-                            steps,
-                            group,
-                            codes + panel * panel_bytes,
-                            scales + panel * scale_bytes,
-                            bias + panel * WIDTH * 4,
-                            x + first_row * x_bytes,
-                            x_bytes,
-                            y + first_row * y_bytes + panel * WIDTH * 4,
-                            y_bytes,
-                        )
-                    elif by_tiles and kind == BFLOAT16_ROWS and (panel + 1) * WIDTH <= N:
+                    if by_tiles and (panel + 1) * WIDTH <= N:
                         first_step = add_panel(
                             state,
                             last_row - first_row,
@@ -495,11 +454,7 @@ def multiply_panels(
         descriptor[TILES_FROM],
         packs_tiles,
     )
-    if packs_tiles:
-        return
-    if INT8 < descriptor[0] < BLOCKS and 0 < descriptor[TILES_FROM] <= x_TC.shape[0]:
-        first_panel = max(first_panel, descriptor[1] // WIDTH)  # rows of bfloat16 have no large inputs
-    if INT8 <= descriptor[0] < BLOCKS and first_panel < last_panel:
+    if INT8 <= descriptor[0] < BLOCKS:
         add_large_inputs(
             descriptor[0],
             descriptor[1],
@@ -646,14 +601,18 @@ def _parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Pa
 def _block_parts(descriptor: Ints, x_TC: torch.Tensor, y_TN: torch.Tensor) -> tuple[Part, Part]:
     """Return the parts of a product with block formats, by the few loops of `block_panels`."""
     _, N, C, group, table, sections, _, bias, tile_rows = descriptor.tolist()
-    T, rounded = x_TC.shape[0], C // group * GROUP_BYTES
-    size, wide = row_bytes(rounded, C, tile_rows), wide_place(rounded) if 0 < tile_rows <= T else 0
-    prepared = torch.empty(T * size, dtype=torch.uint8)  # kept by the first part
+    T = x_TC.shape[0]
+    tiles = WIDENED_ROWS if 0 < tile_rows <= T else BYTE_TILES if tile_rows > 0 else NO_TILES
+    size = 2 * C if tiles == WIDENED_ROWS else C // group * GROUP_BYTES
+    prepared = torch.empty(-(-T // TILE_HEIGHT) * TILE_HEIGHT * size, dtype=torch.uint8)  # kept by the first part
 
     def prepare(first: int, last: int) -> None:
-        round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr(), tile_rows)
+        if tiles == WIDENED_ROWS:
+            pack_in_tiles(x_TC.data_ptr() + 4 * C * first, C, first, last, prepared.data_ptr())
+        else:
+            round_rows(x_TC.data_ptr(), C, first, last, prepared.data_ptr())
 
-    rest = bias, prepared.data_ptr(), size, T, wide, y_TN.data_ptr(), 4 * N
+    rest = bias, prepared.data_ptr(), size, T, tiles, y_TN.data_ptr(), 4 * N
     return prepare, partial(multiply_sections, N, table, sections, *rest)
 
 

@@ -110,6 +110,10 @@ class Tile:
     def multiply_add(self, a: Any, b: Any, total: Any) -> Any:
         return self.call(f"llvm.fmuladd.v{self.lanes}f32", self.floats, a, b, total)
 
+    def fused(self, a: Any, b: Any, total: Any) -> Any:
+        """Return `a b + total`, rounded once by any instructions."""
+        return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, total)
+
     def halves(self, pairs: Any) -> tuple[Any, Any]:
         """Return the first and the second bfloat16 of each lane as float32s."""
         b = self.b

@@ -11,8 +11,8 @@ are summed by themselves, and blocks begin with one of these: one sum over all i
 times as much to rounding.
 
 A step of float weights takes the inputs of one 32-bit lane: one float32 or two bfloat16. A step of integers takes a
-group of inputs: products with the rows' int8 codes are summed exactly in int32, and scaled. Scaled sums are added
-without fused operations, so that all instruction sets return the same bits.
+group of inputs: products with the rows' int8 codes are summed exactly in int32, then scaled and added by operations
+that are written as fused or not, so that all instruction sets return the same bits.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
                 if weights != "int8":
                     product = b.fmul(product, w_scales[vector])
                 if is_int4:
-                    product = b.fadd(product, b.fmul(x_sum, w_bases[vector]))
-                new[place] = b.fadd(new[place], b.fmul(product, x_scale))
+                    product = tile.fused(x_sum, w_bases[vector], product)
+                new[place] = tile.fused(product, x_scale, new[place])
         return new
 
     return tile.loop(a.begin, a.end, sums, group)

@@ -19,6 +19,7 @@ from ..pointers import address_of, pointer_to, stack_memory
 from ..products.amx import (
     MOST_ROWS,
     PANEL_BYTES,
+    SUMS_BYTES,
     TILE_HEIGHT,
     begin_panels,
     end_panels,
@@ -41,7 +42,6 @@ from ..products.matmul import (
     tile_rows_of_block,
 )
 from ..products.packed_matrix import BFLOAT16_ROWS, FLOAT32, INT8, WIDTH
-from ..products.widened import SUMS_BYTES
 from .lora import add_outer, multiply_inner, num_inner_rows
 from .phases import claim, claim_near, complete, complete_tasks, wait
 
