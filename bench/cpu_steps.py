@@ -150,14 +150,16 @@ def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) ->
     return compute
 
 
-def worker(model: str | None, dtype: str, threads: int, repeat: int, processor_time: bool) -> Ask:
+def worker(model: str | None, dtype: str, quantize: str | None, threads: int, repeat: int, processor_time: bool) -> Ask:
     """Return what computes a kind of step over a cache of a dtype and a number of pages, and gives its seconds and the
     model's number of parameters."""
     from ramiform.runtime.models.checkpoint import find_checkpoint
     from ramiform.runtime.models.load import load_model
 
     set_threads(threads)
-    decoder = load_model(find_checkpoint(model), device=torch.device("cpu"), dtype=getattr(torch, dtype))
+    decoder = load_model(
+        find_checkpoint(model), device=torch.device("cpu"), dtype=getattr(torch, dtype), quantize=quantize
+    )
     caches: dict[tuple[str, int], Any] = {}
     steps = kinds() | kinds_of_formats()
     clock = time.process_time if processor_time else time.perf_counter
@@ -190,6 +192,7 @@ def compare_formats(ask: Ask, formats: list[str], rounds: int) -> list[dict[str,
 def main(
     model: Model = None,
     dtype: Annotated[str, typer.Option(help="of weights and cache")] = "float32",
+    quantize: Annotated[str | None, typer.Option(help="int8 or int4: weights are rounded when they are read")] = None,
     kv_dtype: Annotated[str, typer.Option(help="auto: that of --dtype; int8, fp8 or int4")] = "auto",
     formats: Annotated[str, typer.Option(help="of keys and values, that take turns; the first is the base")] = "",
     threads: Threads = 2,
@@ -200,7 +203,8 @@ def main(
     only: Only = "",
     out: Out = None,
 ) -> None:
-    settings = {"model": model, "dtype": dtype, "threads": threads, "repeat": repeat, "processor_time": processor_time}
+    settings = {"model": model, "dtype": dtype, "quantize": quantize, "threads": threads, "repeat": repeat}
+    settings["processor_time"] = processor_time
     if formats:
         with checkouts(__file__, None, **settings) as [ask]:
             report(

@@ -24,13 +24,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
-from numpy.typing import NDArray
 
 from ramiform.bench.harness import Ask, Before, Out, checkouts, report, table, timed
+from ramiform.kernels.cpu.compiled import Floats, Ints
 from ramiform.kernels.cpu.instructions import HOST
+from ramiform.kernels.cpu.products.amx import usable
 from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS
+from ramiform.kernels.cpu.products.byte_tiles import MIN_ROWS as BYTE_ROWS
 from ramiform.kernels.cpu.products.matmul import multiply
-from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, PackedMatrix
+from ramiform.kernels.cpu.products.packed_matrix import NEVER, TILES_FROM, PackedMatrix
 from ramiform.tests.kernels import test_block_matmul, test_integer_matmul
 
 
@@ -111,6 +113,7 @@ def product_rows() -> Iterator[dict[str, Any]]:
 
 WIDTHS = [(576, 1536), (896, 4864), (4864, 896)]  # inputs and outputs of layers of SmolLM2 and Qwen2-0.5B
 ROUNDS = 9
+GROUPED = [("int4", 32), ("int4", 128), ("int8", 32), ("int8", 128)]  # codes, and inputs of a scale
 
 
 def worker() -> Ask:
@@ -150,47 +153,49 @@ def rounding_rows(before: Path | None) -> Iterator[dict[str, Any]]:
 
 
 def code_rows() -> Iterator[dict[str, Any]]:
-    """Measure products with weights of codes with scales by group: by rows of int8, by tiles, and wide."""
+    """Measure products with weights of codes with scales by group: rows of int8 by dot products and, where there are
+    tiles, by tiles of bytes and with weights widened to bfloat16."""
     N, C = 1024, 2048
     wide = [PackedMatrix.of_dense(torch.randn(N, C)), PackedMatrix.of_dense(torch.randn(N, C).bfloat16())]
     if HOST.bfloat16_dot:
         wide.append(PackedMatrix.of_dense(torch.randn(N, C).bfloat16(), rows=torch.bfloat16))
-    for name, T in product((*BLOCK_FORMATS, "int4", "int8"), (8, 64, 256)):
-        found = []
-        for _ in range(2):
-            if name in BLOCK_FORMATS:
-                data, w_NC = test_block_matmul.stored(name, N, C)
-                found.append(PackedMatrix.of_blocks([(name, data)]))
-            else:
-                matrix, w_NC, bias_N = test_integer_matmul.weights(name, C, 32, N)
-                found.append(matrix)
-        rounded, widened = found
-        rounded.round_alike()
+    for (name, group), T in product((*((name, 32) for name in BLOCK_FORMATS), *GROUPED), (8, 32, 128, 512)):
+        if name in BLOCK_FORMATS:
+            data, w_NC = test_block_matmul.stored(name, N, C)
+            matrix, bias_N = PackedMatrix.of_blocks([(name, data)]), torch.zeros(N)
+        else:
+            matrix, w_NC, bias_N = test_integer_matmul.weights(name, C, group, N)
         x_TC, y_TN = torch.randn(T, C), np.empty((T, N), np.float32)
-        exact_TN = x_TC.double() @ w_NC.t()
-        if name not in BLOCK_FORMATS:
-            exact_TN += bias_N
+        exact_TN = x_TC.double() @ w_NC.t() + bias_N
 
-        def error(y_TN: NDArray[np.float32] = y_TN, exact_TN: torch.Tensor = exact_TN) -> str:
+        def measured(descriptor: Ints, T: int = T, x_TC: torch.Tensor = x_TC, y_TN: Floats = y_TN) -> float:
+            """Return billions of operations a second."""
+            seconds = least_seconds([partial(multiply, descriptor, x_TC.numpy(), y_TN)], 5)
+            return 2 * T * N * C / seconds / 1e9
+
+        def error(y_TN: Floats = y_TN, exact_TN: torch.Tensor = exact_TN) -> str:
             return f"{float((torch.from_numpy(y_TN).double() - exact_TN).norm() / exact_TN.norm()):.1e}"
 
-        by_tiles = 0 < widened.descriptor[TILES_FROM] <= T
-        matrices = [*wide, rounded, *([widened] if by_tiles else [])]
-        calls = [partial(multiply, matrix.descriptor, x_TC.numpy(), y_TN) for matrix in matrices]
+        # Rows from which on tiles are used: none, those of bytes, and widened ones of block formats.
+        levels = [0, *([NEVER, 1] if name in BLOCK_FORMATS else [1])] if usable() else [0]
         rates, errors = [], []
-        for call in calls:
-            rates.append(2 * T * N * C / least_seconds([call], 5 if T < 256 else 3) / 1e9)
+        for level in levels:
+            descriptor = matrix.descriptor.copy()
+            descriptor[TILES_FROM] = level
+            if level == 1 and (T < 65 if name in BLOCK_FORMATS else T < BYTE_ROWS):
+                continue
+            rates.append(measured(descriptor))
             errors.append(error())
-        best, rate = max(rates[: len(wide)]), rates[len(wide)]
+        rates += [None] * (3 - len(rates))
         yield {
-            "weights": name,
+            "weights": f"{name}, {group}",
             "rows": T,
-            "rows of int8, GFLOP/s": rate,
-            "tiles": rates[-1] if by_tiles else "",
-            "wide": best,
-            "wide over int8": f"{best / rate:.2f}",
-            "error, int8": errors[len(wide)],
-            "error, tiles": errors[-1] if by_tiles else "",
+            "dot products, GFLOP/s": rates[0],
+            "tiles of bytes": rates[1] or "",
+            "widened": rates[2] or "",
+            "wide": max(measured(dense.descriptor) for dense in wide),
+            "error": errors[0],
+            "error, widened": errors[2] if len(errors) > 2 else "",
         }
 
 

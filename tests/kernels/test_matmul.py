@@ -10,8 +10,8 @@ from ramiform.kernels.cpu.products.matmul import FEW_ROWS, in_tiles, packed_matm
 from ramiform.kernels.cpu.products.packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
-    BLOCKS,
     FLOAT32,
+    INT8,
     TILES_FROM,
     WIDTH,
     PackedMatrix,
@@ -51,7 +51,7 @@ def check_codes(
 ) -> None:
     """Products by codes with scales are those of `rounded` rows, and where panels are widened for tiles, of bfloat16
     rows and weights. All are in float64."""
-    is_widened = matrix.descriptor[0] == BLOCKS and by_tiles(matrix, len(x))
+    is_widened = matrix.descriptor[0] != INT8 and by_tiles(matrix, len(x))
     read, weights = (x.bfloat16().double(), w.float().bfloat16().double()) if is_widened else (rounded, w)
     got = packed_matmul(x, matrix)
     scale = read.abs() @ weights.abs().T + 1

@@ -1,7 +1,7 @@
-"""Weights of block formats widened to bfloat16 for tile registers. Judges: the `gguf` package's dequantisation,
+"""Weights with scales by group widened to bfloat16 for tile registers. Judges: the `gguf` package's dequantisation,
 float64, and sums in the order that Intel's manual defines.
 
-Run with `RAMIFORM_CPU=amx-emulated`, this file multiplies by the formats that its arguments name and prints what is
+Run with `RAMIFORM_CPU=amx-emulated`, this file multiplies by the matrices that its arguments name and prints what is
 wrong, and the errors beside those of rows of int8.
 """
 
@@ -24,17 +24,18 @@ from llvmlite import binding, ir
 
 from ramiform.kernels.cpu.instructions import AVX512_DOT, HOST, Instructions
 from ramiform.kernels.cpu.products.amx import MOST_ROWS, usable
-from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS
+from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS, GROUP
 from ramiform.kernels.cpu.products.block_matmul import BlockReader
 from ramiform.kernels.cpu.products.block_rows import pack_rows
 from ramiform.kernels.cpu.products.matmul import packed_matmul
 from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, WIDTH, PackedMatrix
 from ramiform.kernels.cpu.products.tile import Tile
-from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, MIN_ROWS
-from ramiform.tests.kernels import test_amx
+from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, MIN_ROWS, widen_groups
+from ramiform.tests.kernels import test_amx, test_integer_matmul
 from ramiform.tests.kernels.test_block_matmul import stored
 from ramiform.tests.kernels.test_instructions import X86, count
 
+EVERY = (*BLOCK_FORMATS, "int4", "int8")
 PLAIN = replace(HOST, emulated=True)  # the host's vectors, without instructions for bfloat16
 
 
@@ -70,9 +71,11 @@ def run(emit: Callable[..., None], *arguments: int) -> None:
         kind(engine.get_function_address("widen"))(*arguments)
 
 
-def widen_units(name: str) -> Callable[..., None]:
-    def emit(tile: Tile, codes: Any, units: Any, to: Any) -> None:
-        BlockReader(tile, BLOCK_FORMATS[name]).widen(units, codes, to)
+def widen_units(name: str, groups: int) -> Callable[..., None]:
+    def emit(tile: Tile, codes: Any, units: Any, unpacked: Any, to: Any) -> None:
+        reader, number = BlockReader(tile, BLOCK_FORMATS[name]), ir.IntType(64)
+        reader.unpack(units, codes, unpacked, signed=True)
+        widen_groups(tile, reader.num_scales, reader.num_bases, unpacked, number(groups), number(GROUP), to)
 
     return emit
 
@@ -89,16 +92,16 @@ def test_blocks_are_widened_to_the_nearest_bfloat16_of_the_package_s_weights(nam
     form, C = BLOCK_FORMATS[name], 512
     data, weights = stored(name, 2 * WIDTH, C)
     panels = pack_rows(form, data, WIDTH)
-    wide = torch.zeros((2, MEMORY_BYTES // 2), dtype=torch.int16)
+    wide, room = torch.zeros((2, MEMORY_BYTES // 2), dtype=torch.int16), torch.zeros(8 * C * WIDTH, dtype=torch.uint8)
     for panel, place in zip(panels, wide, strict=True):
-        run(widen_units(name), panel.data_ptr(), C // form.block, place.data_ptr())
+        run(widen_units(name, C // GROUP), panel.data_ptr(), C // form.block, room.data_ptr(), place.data_ptr())
     assert torch.equal(as_rows(wide, C), weights.float().bfloat16())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q5_0", "Q6_K"])
 def test_a_processor_widens_by_its_instructions(name: str) -> None:
-    parsed, machine = optimised(module_of(widen_units(name), 3, AVX512_DOT), "sapphirerapids", X86)
+    parsed, machine = optimised(module_of(widen_units(name, 2), 4, AVX512_DOT), "sapphirerapids", X86)
     text = machine.emit_assembly(parsed)
     assert count("vcvtne2ps2bf16", text) == 16 * AVX512_DOT.vectors
     assert count("vpermw", text) + count("vpermi2w", text) + count("vpermt2w", text) >= 16 * AVX512_DOT.vectors
@@ -113,6 +116,8 @@ def test_deterministic_products_of_a_layer_that_is_not_packed_have_too_few_rows_
 
 def matrix_of(name: str, N: int, C: int) -> tuple[PackedMatrix, torch.Tensor, torch.Tensor]:
     """Return a matrix, its weights in float64, and its bias."""
+    if name not in BLOCK_FORMATS:
+        return test_integer_matmul.weights(name, C, 64, N)
     data, w = stored(name, N, C)
     bias = torch.randn(N, generator=torch.Generator().manual_seed(0))
     return PackedMatrix.of_blocks([(name, data)], bias), w, bias
@@ -136,7 +141,7 @@ def packed_products(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
 
 
 @pytest.mark.skipif(not usable(), reason="needs a processor with tiles")
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_step_s_products_are_those_of_one_call(name: str) -> None:
     matrix, w, bias = matrix_of(name, 2 * WIDTH + 5, 2304)
     x = torch.randn(525, 2304, generator=torch.Generator().manual_seed(1))
@@ -178,7 +183,7 @@ def check(name: str) -> None:
 
 
 # A minute each, most of it to compile loops: `make test-tiles` takes every kind.
-EMULATED = BLOCK_FORMATS if os.environ.get("RAMIFORM_CPU") == "amx-emulated" else ("Q5_0", "Q6_K")
+EMULATED = EVERY if os.environ.get("RAMIFORM_CPU") == "amx-emulated" else ("Q5_0", "Q6_K", "int4")
 
 
 @pytest.mark.exhaustive
@@ -207,7 +212,7 @@ LOOP = """
     config.CPU_NAME, config.CPU_FEATURES = "sapphirerapids", ""
     from numba import njit
     from ramiform.kernels.cpu.products import block_matmul
-    for name in ("amx._multiply_many", "byte_tiles._gather_numbers", "byte_tiles._add_unpacked"):
+    for name in ("byte_tiles._gather_numbers", "byte_tiles._add_unpacked", "widened._multiply_widened"):
         binding.add_symbol("ramiform.kernels.cpu.products." + name, 1)
     number = [form.name for form in block_matmul._FORMATS].index("Q5_0")
     loop = njit("void(" + ", ".join(["int64"] * 12) + ")", error_model="numpy")(block_matmul._loop(number, 32))
@@ -217,7 +222,7 @@ LOOP = """
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("level", "has_tiles"), [("amx", True), ("avx512-dot", False)])
-def test_a_format_s_loop_prepares_weights_for_tiles_only_on_a_processor_with_tiles(level: str, has_tiles: bool) -> None:
+def test_a_format_s_loop_calls_those_of_tiles_only_on_a_processor_with_tiles(level: str, has_tiles: bool) -> None:
     """The loop is compiled for it, not run."""
     done = test_amx.run(level, "-c", textwrap.dedent(LOOP))
     assert done.returncode == 0, done.stderr
@@ -225,10 +230,10 @@ def test_a_format_s_loop_prepares_weights_for_tiles_only_on_a_processor_with_til
     assert count("vpdpbusd", text) > 0  # few rows
     if has_tiles:
         assert "_add_unpacked" in text
-        assert count("vcvtne2ps2bf16", text) >= 64
+        assert "_multiply_widened" in text
     else:
         assert "_add_unpacked" not in text
-        assert "vcvtne2ps2bf16" not in text
+        assert "_multiply_widened" not in text
 
 
 if __name__ == "__main__":

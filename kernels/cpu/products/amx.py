@@ -1,10 +1,13 @@
-"""Products of bfloat16 rows with panels on a processor's tile registers (AMX); those of bytes are in `byte_tiles`.
+"""Products of bfloat16 and int8 rows with panels on a processor's tile registers (AMX).
 
 A tile has up to 16 rows of 64 bytes. Packed bfloat16 weights are a tile of 1 KiB behind the other, which load faster
 than rows apart: for 32 outputs, one half of a panel, 16 steps of 16 outputs, those of the others, and the next steps.
 So weights are held once for all ways to multiply. An instruction adds the products of 32 inputs: those of even and of
 odd inputs are summed apart, in their order, and their sum is added to the total (TDPBF16PS in Intel's manual). So a
 row's numbers do not depend on the rows beside it; but dot products round otherwise.
+
+Sums of int8 codes are exact, so products with weights of one scale an output have the same bits without tiles. They
+leave the tiles after each group of inputs, to be scaled by the rows' scales. `byte_tiles` has other weights of codes.
 
 With `RAMIFORM_CPU=amx-emulated` loops write out what each instruction does, on tiles in memory. They keep subnormal
 numbers, which are 0 to the processor.
@@ -26,14 +29,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 from .... import loops
-from ..compiled import compiled
+from ..compiled import compiled, compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to, put
 from .tile import I8, I64, Tile
 
 logger = logging.getLogger("ramiform.kernels")
 
-MIN_ROWS = 1  # of a product of bfloat16 from which on tiles are used
+# Rows of a product from which on tiles are used: of int8 fewer are bound by reading, and dot products read as fast.
+MIN_ROWS, MIN_ROWS_OF_BYTES = 1, 8
 MOST_ROWS = 512  # packed in tiles, that meet a panel together
 TILE_HEIGHT, _STEPS = 16, 16  # rows of a tile; a step of bfloat16 pairs is a row of weights
 _CACHED_STEPS = 256  # whose weights, of 32 outputs, stay in the first cache while all blocks of rows meet them
@@ -139,6 +143,20 @@ if HOST.emulated:
     def _zero(state: int, tile: int) -> None:
         carray(_words(state + _TILES + tile * TILE_BYTES), (TILE_BYTES // 4,))[:] = np.int32(0)
 
+    @loops.compiled_once("void(int64, int64, int64, int64)", error_model="numpy")
+    def _dot_bytes(state: int, total: int, left: int, right: int) -> None:
+        """Add the products of a tile of int8 rows and a tile of uint8 weights to a tile of int32 sums."""
+        tiles, size = state + _TILES, TILE_BYTES
+        heights = carray(_bytes(state + _HEIGHTS), (8,))
+        sums = carray(_words(tiles + total * size), (TILE_HEIGHT, _ROW_BYTES // 4))
+        rows = carray(_bytes(tiles + left * size), (TILE_HEIGHT, _ROW_BYTES))
+        weights = carray(_bytes(tiles + right * size), (TILE_HEIGHT, _ROW_BYTES))
+        for row in range(heights[total]):
+            for column in range(_ROW_BYTES // 4):
+                for k in range(4 * heights[right]):
+                    x, w = np.int8(rows[row, k]), weights[k // 4, 4 * column + k % 4]
+                    sums[row, column] = np.int32(sums[row, column] + np.int32(x) * np.int32(w))
+
 else:
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -185,6 +203,14 @@ else:
             return _call(context, builder, "tilezero", I8(tile.literal_value))
 
         return types.void(types.int64, tile), generate
+
+    @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+    def _dot_bytes(_: Any, state: Any, total: Any, left: Any, right: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, _arguments: Sequence[Any]) -> Any:
+            numbers = [I8(own.literal_value) for own in (total, left, right)]
+            return _call(context, builder, "tdpbsud", *numbers)
+
+        return types.void(types.int64, total, left, right), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -527,6 +553,117 @@ def multiply_packed(
 
 
 @register_jitable  # type: ignore[untyped-decorator]
+def _sum_two_blocks_of_bytes(state: int, group: int, x: int, x_bytes: int, weights: int) -> None:
+    """Write the sums of a group of inputs, of two blocks of rows and 32 outputs."""
+    x_below, sums, stride = x + TILE_HEIGHT * x_bytes, state + SUMS, 2 * _ROW_BYTES
+    zero_sums(state)
+    for first in range(0, group, _ROW_BYTES):
+        at = weights + first // 4 * PANEL_BYTES
+        _load(state, 4, x + first, x_bytes)
+        _load(state, 6, at, PANEL_BYTES)
+        _load(state, 7, at + _ROW_BYTES, PANEL_BYTES)
+        _dot_bytes(state, 0, 4, 6)
+        _dot_bytes(state, 1, 4, 7)
+        _load(state, 5, x_below + first, x_bytes)
+        _dot_bytes(state, 2, 5, 6)
+        _dot_bytes(state, 3, 5, 7)
+    _store(state, 0, sums, stride)
+    _store(state, 1, sums + _ROW_BYTES, stride)
+    _store(state, 2, sums + TILE_HEIGHT * stride, stride)
+    _store(state, 3, sums + TILE_HEIGHT * stride + _ROW_BYTES, stride)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _sum_block_of_bytes(state: int, group: int, x: int, x_bytes: int, weights: int) -> None:
+    """Write the sums of a group of inputs, of a block of rows and 64 outputs."""
+    zero_sums(state)
+    for first in range(0, group, _ROW_BYTES):
+        at = weights + first // 4 * PANEL_BYTES
+        _load(state, 4, x + first, x_bytes)
+        _load(state, 5, at, PANEL_BYTES)
+        _load(state, 6, at + _ROW_BYTES, PANEL_BYTES)
+        _load(state, 7, at + 2 * _ROW_BYTES, PANEL_BYTES)
+        _dot_bytes(state, 0, 4, 5)
+        _load(state, 5, at + 3 * _ROW_BYTES, PANEL_BYTES)
+        _dot_bytes(state, 1, 4, 6)
+        _dot_bytes(state, 2, 4, 7)
+        _dot_bytes(state, 3, 4, 5)
+    store_sums(state, state + SUMS, 4 * _ROW_BYTES)
+
+
+@compiled_in_order(f"void({', '.join(['int64'] * 9)})")
+def _add_scaled(
+    rows: int, outputs: int, sums: int, scales: int, totals: int, x_bytes: int, y: int, y_bytes: int, is_first: int
+) -> None:
+    """Add integer sums, scaled by rows, to y, or begin it; weights are stored as code + 128. No operation is fused.
+
+    `scales` and `totals` are the addresses of the first row's scale and sum of codes.
+    """
+    for row in range(rows):
+        x_scale = carray(_floats(scales + row * x_bytes), (1,))[0]
+        excess = np.int32(carray(_words(totals + row * x_bytes), (1,))[0] * np.int32(128))
+        found, y_N = (
+            carray(_words(sums + 4 * row * outputs), (outputs,)),
+            carray(_floats(y + row * y_bytes), (outputs,)),
+        )
+        for n in range(outputs):
+            before = np.float32(0) if is_first else y_N[n]
+            y_N[n] = before + np.float32(np.int32(found[n] - excess)) * x_scale
+
+
+@compiled_in_order(f"void({', '.join(['int64'] * 5)})")
+def _scale_outputs(rows: int, scales: int, bias: int, y: int, y_bytes: int) -> None:
+    """Multiply sums by their outputs' scales, and add the bias. No operation is fused."""
+    scale_W, bias_W = carray(_floats(scales), (_WIDTH,)), carray(_floats(bias), (_WIDTH,))
+    for row in range(rows):
+        y_W = carray(_floats(y + row * y_bytes), (_WIDTH,))
+        for n in range(_WIDTH):
+            y_W[n] = y_W[n] * scale_W[n] + bias_W[n]
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _add_panel_of_bytes(
+    rows: int,
+    begin: int,
+    end: int,
+    groups: int,
+    group: int,
+    codes: int,
+    scales: int,
+    bias: int,
+    x: int,
+    x_bytes: int,
+    y: int,
+    y_bytes: int,
+) -> int:
+    """Add the products of int8 rows and a whole panel to y, for the groups [begin, end) of inputs. Returns `end`."""
+    state, configured = local_state(), 0
+    for row in range(0, rows, 2 * TILE_HEIGHT):
+        number = min(rows - row, 2 * TILE_HEIGHT)
+        if number != configured:
+            configure_rows(state, min(number, TILE_HEIGHT), max(number - TILE_HEIGHT, 0))
+            configured = number
+        own, to = x + row * x_bytes, y + row * y_bytes
+        for index in range(begin, end):
+            first = index * group
+            at, weights = own + first, codes + first // 4 * PANEL_BYTES
+            row_scales = own + groups * group + 4 * index
+            row_sums, is_first, sums = row_scales + 4 * groups, 1 if index == 0 else 0, state + SUMS
+            if number > TILE_HEIGHT:
+                for half in range(2):
+                    _sum_two_blocks_of_bytes(state, group, at, x_bytes, weights + 2 * _ROW_BYTES * half)
+                    place = to + 2 * _ROW_BYTES * half
+                    _add_scaled(number, 32, sums, row_scales, row_sums, x_bytes, place, y_bytes, is_first)
+            else:
+                _sum_block_of_bytes(state, group, at, x_bytes, weights)
+                _add_scaled(number, 64, sums, row_scales, row_sums, x_bytes, to, y_bytes, is_first)
+    release(state)
+    if end == groups:
+        _scale_outputs(rows, scales, bias, y, y_bytes)
+    return end
+
+
+@register_jitable  # type: ignore[untyped-decorator]
 def compute_nothing(*_arguments: Any) -> int:
     return 0
 
@@ -534,6 +671,7 @@ def compute_nothing(*_arguments: Any) -> int:
 # For compiled loops, of a process that has `usable` tiles.
 add_panel = _add_panel if HOST.tiles else compute_nothing
 begin_panels, end_panels = (_begin, _end) if HOST.tiles else (compute_nothing, compute_nothing)
+add_panel_of_bytes = _add_panel_of_bytes if HOST.tiles else compute_nothing
 _once = loops.compiled_once(f"void({', '.join(['int64'] * 9)})", error_model="numpy")
 multiply_many = _once(_multiply_many) if HOST.tiles else compute_nothing
 

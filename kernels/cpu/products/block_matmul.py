@@ -6,8 +6,8 @@ their products are summed exactly in int32. These sums are scaled and added in t
 operations, so that all instruction sets and any number of rows return the same bits.
 
 Formats of several planes or small scales take long to read. For many rows a block of a panel is unpacked to bytes and
-float32 scales first, once for all rows. On a processor with tiles the panels of all formats are, for `byte_tiles`; for
-the rows of prompts they are widened to bfloat16 (`widened`).
+float32 scales first, once for all rows. On a processor with tiles the panels of all formats are, for `byte_tiles`, and
+for the many rows of prompts, whose weights are widened from there (`widened`).
 
 Legend: T rows.
 """
@@ -27,30 +27,20 @@ from numba.extending import intrinsic
 from .... import loops
 from ..instructions import HOST
 from ..pointers import stack_memory
-from . import amx, widened
-from .amx import HALF_STEP_BYTES, SUMS_BYTES, multiply_packed
+from . import amx, byte_tiles
+from .amx import SUMS_BYTES
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
 from .block_panels import BYTE_TILES, WIDENED_ROWS
-from .byte_tiles import (
-    BLOCK_INPUTS,
-    KERNELS,
-    MIN_ROWS,
-    MOST_ROWS,
-    add_unpacked,
-    gather_numbers,
-    group_codes,
-    numbers_bytes,
-    write_codes,
-    write_numbers,
-)
+from .byte_tiles import add_unpacked, gather_numbers
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 from .tile_kernels import add_block, add_dot, emit_function
-from .widened import HALF_BYTES, MEMORY_BYTES, widen_group
+from .unpacked import BLOCK_INPUTS, KERNELS, group_codes, write_codes, write_numbers
+from .widened import MEMORY_BYTES, multiply_widened
 
 _MOST_ROWS = 4  # of a kernel
 _WIDTH = HOST.width
 _FEW_ROWS = 64  # up to here a panel is read once, all units at a time
-_BLOCK_ROWS = 192
+_BLOCK_ROWS, _BLOCK_INPUTS = 192, 1024
 _FORMATS = list(BLOCK_FORMATS.values())
 _STEPS = GROUP // 4
 _AHEAD_BYTES = 8192  # of the weights that are read
@@ -128,24 +118,6 @@ class BlockReader:
 
     def unpack(self, units: Any, codes: Any, to: Any, *, signed: bool) -> None:
         """Write some units at `codes` as unpacked groups, one behind the other; `signed` codes lack their offset."""
-
-        def write(group: _Group, place: Any) -> None:
-            write_codes(self.tile, partial(self.codes, group.words), self.form.offset if signed else 0, place)
-            numbers_at = self.b.gep(place, [I64(GROUP * self.width)])
-            write_numbers(self.tile, [*group.scales, *group.bases], numbers_at)
-
-        self._write_groups(units, codes, to, _unpacked_bytes(self.form), write)
-
-    def widen(self, units: Any, codes: Any, to: Any) -> None:
-        """Write the weights of some units at `codes` as bfloat16s, one group behind the other at `to`."""
-
-        def write(group: _Group, place: Any) -> None:
-            widen_group(self.tile, partial(self.codes, group.words), self.form.offset, group.scales, group.bases, place)
-
-        self._write_groups(units, codes, to, GROUP // 2 * HALF_STEP_BYTES, write)
-
-    def _write_groups(self, units: Any, codes: Any, to: Any, group_bytes: int, write: Callable[..., None]) -> None:
-        """Have `write(group, place)` write each group of some units at `codes`."""
         tile, form, b = self.tile, self.form, self.b
 
         def unit(index: Any, _: list[Any]) -> list[Any]:
@@ -153,8 +125,12 @@ class BlockReader:
             first = b.mul(index, I64(form.groups))
 
             def group(number: Any, _: list[Any]) -> list[Any]:
-                place = b.mul(b.add(first, number), I64(group_bytes))
-                write(self.group(here, number), tile.pointer(b.add(to, place)))
+                read = self.group(here, number)
+                place = b.add(to, b.mul(b.add(first, number), I64(_unpacked_bytes(form))))
+                codes_of = partial(self.codes, read.words)
+                write_codes(tile, codes_of, form.offset if signed else 0, tile.pointer(place))
+                numbers = [*read.scales, *read.bases]
+                write_numbers(tile, numbers, tile.pointer(b.add(place, I64(GROUP * self.width))))
                 return []
 
             return tile.loop(I64(0), I64(form.groups), [], group)
@@ -411,31 +387,17 @@ def _unpack(_: Any, number: Any, signed: Any, codes: Any, units: Any, to: Any) -
     return types.void(number, signed, *[types.int64] * 3), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def _widen(_: Any, number: Any, codes: Any, units: Any, to: Any) -> Any:
-    """Write the weights of some units of a panel at `codes`, of the format `number`, as bfloat16s at `to`."""
-    if not isinstance(number, types.IntegerLiteral):
-        return None
-    form = _FORMATS[number.literal_value]
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        reader, (_, codes, units, to) = BlockReader(Tile(builder, HOST, 1, 1), form), arguments
-        reader.widen(units, codes, to)
-        return context.get_dummy_value()
-
-    return types.void(number, *[types.int64] * 3), generate
-
-
 def _loop(number: int, most_units: int) -> Callable[..., None]:
     """Make the loop of a format; `most_units` are those of a block of inputs."""
     form = _FORMATS[number]
     groups, group_bytes, is_costly = form.groups, _unpacked_bytes(form), form.is_costly
-    has_tiles, kernel = HOST.tiles, KERNELS.index((GROUP // form.scale_inputs, _num_bases(form)))
-    memory_bytes = most_units * groups * group_bytes if is_costly or has_tiles else 64
-    unit_steps, wide_units = form.block // 2, max(1, widened.BLOCK_INPUTS // form.block)
+    has_tiles, num_bases, wide_units = HOST.tiles, _num_bases(form), max(1, BLOCK_INPUTS // form.block)
+    kernel, memory_units = KERNELS.index((GROUP // form.scale_inputs, num_bases)), most_units if is_costly else 0
+    numbers_bytes = 64
     if has_tiles:
-        memory_bytes = max(memory_bytes, MEMORY_BYTES)
-    num_bases, gathered_bytes = _num_bases(form), numbers_bytes(_num_bases(form)) if has_tiles else 64
+        memory_units = max(most_units, wide_units)
+        numbers_bytes = max(MEMORY_BYTES, byte_tiles.numbers_bytes(num_bases))
+    memory_bytes = max(64, memory_units * groups * group_bytes)
     is_fetched = form.bits < 8  # a single stream of bytes is fetched better by the processor itself
 
     def multiply(
@@ -467,35 +429,30 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                     block_units = min(block_units, most_units)
                 next_bytes = block_units * unit_bytes
         per_unit = groups if unpacked else 1  # steps
-        if has_tiles and tiles == WIDENED_ROWS:
-            sums = stack_memory(SUMS_BYTES)
-            for first_row in range(0, T, amx.MOST_ROWS):
+        is_widened = tiles == WIDENED_ROWS
+        if has_tiles and (is_widened or (tiles == BYTE_TILES and T >= byte_tiles.MIN_ROWS)):
+            numbers, sums = stack_memory(numbers_bytes), stack_memory(SUMS_BYTES)
+            most_rows, all_groups = amx.MOST_ROWS if is_widened else byte_tiles.MOST_ROWS, units * groups
+            for first_row in range(0, T, most_rows):
+                rows, own_x, own_y = min(most_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
                 for begin in range(0, units, wide_units):
                     end = min(begin + wide_units, units)
-                    for panel in range(panels):
-                        _widen(number, codes + panel * panel_bytes + begin * unit_bytes, end - begin, memory)
-                        multiply_packed(
-                            min(amx.MOST_ROWS, T - first_row), begin * unit_steps, end * unit_steps,
-                            units * unit_steps, memory - begin * unit_steps * HALF_STEP_BYTES, HALF_BYTES,
-                            bias + panel * _WIDTH * 4, x + first_row * x_bytes, sums,
-                            y + first_row * y_bytes + panel * _WIDTH * 4, y_bytes,
-                            min(_WIDTH, outputs - panel * _WIDTH),
-                        )  # fmt: skip
-            return
-        if has_tiles and tiles == BYTE_TILES and T >= MIN_ROWS:
-            numbers = stack_memory(gathered_bytes)
-            for first_row in range(0, T, MOST_ROWS):
-                rows, own_x = min(MOST_ROWS, T - first_row), x + first_row * x_bytes
-                for begin in range(0, units, most_units):
-                    end, first = min(begin + most_units, units), begin * groups
-                    gather_numbers(rows, num_bases, own_x, x_bytes, GROUP, units * groups, first, end * groups, numbers)
+                    first, last = begin * groups, end * groups
+                    if not is_widened:
+                        gather_numbers(rows, num_bases, own_x, x_bytes, GROUP, all_groups, first, last, numbers)
                     for panel in range(panels):
                         _unpack(number, 1, codes + panel * panel_bytes + begin * unit_bytes, end - begin, memory)
-                        add_unpacked(
-                            rows, kernel, GROUP, units * groups, first, end * groups, memory, numbers, 0,
-                            bias + panel * _WIDTH * 4, own_x, x_bytes, y + first_row * y_bytes + panel * _WIDTH * 4,
-                            y_bytes, min(_WIDTH, outputs - panel * _WIDTH),
-                        )  # fmt: skip
+                        own_bias, width = bias + panel * _WIDTH * 4, min(_WIDTH, outputs - panel * _WIDTH)
+                        if is_widened:
+                            multiply_widened(
+                                rows, kernel, GROUP, first * GROUP, last * GROUP, all_groups * GROUP, memory, numbers,
+                                own_bias, own_x, sums, own_y + panel * _WIDTH * 4, y_bytes, width,
+                            )  # fmt: skip
+                        else:
+                            add_unpacked(
+                                rows, kernel, GROUP, all_groups, first, last, memory, numbers, 0, own_bias, own_x,
+                                x_bytes, own_y + panel * _WIDTH * 4, y_bytes, width,
+                            )  # fmt: skip
             return
         for first_row in range(0, T, block_rows):
             last_row = min(first_row + block_rows, T)
@@ -549,7 +506,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
 @cache
 def _compiled_loop(name: str) -> Any:
     form = BLOCK_FORMATS[name]
-    loop = _loop(_FORMATS.index(form), max(1, BLOCK_INPUTS // form.block))
+    loop = _loop(_FORMATS.index(form), max(1, _BLOCK_INPUTS // form.block))
     loop.__qualname__ = f"multiply_{name}"  # names its files in numba's cache, which processes share without locks
     return loops.compile_function(loop, f"void({', '.join(['int64'] * 12)})", error_model="numpy")
 

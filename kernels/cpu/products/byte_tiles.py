@@ -1,12 +1,8 @@
-"""Products of weights of codes with int8 rows by tile registers (`amx`), a block of a panel at a time.
+"""Products of weights of codes with int8 rows by tile registers (`amx`), a block of a panel at a time, once unpacked.
 
-The block is unpacked first, once for all rows. A group's sums are exact in int32, by tiles or by dot products
-(`tile_kernels`), and both scale and add them by the same operations in the same order. So a row has the same bits among
-any number of rows, on any processor.
-
-An unpacked group has signed codes, step by step of 4 inputs, 4 bytes for each output of the panel. Behind them are the
-float32 scales of all outputs, a second set where half the inputs have one of their own, and the bases likewise. Codes
-that share a scale are summed by themselves.
+A group's sums are exact in int32, by tiles or by dot products (`tile_kernels`), and both scale and add them by the same
+operations in the same order. So a row has the same bits among any number of rows, on any processor. Codes that share a
+scale are summed by themselves.
 
 Each output needs some numbers of a row: its scale of a group, and its sums of codes that share a base. They are put
 side by side for the 16 rows of a tile, as floats.
@@ -16,8 +12,7 @@ Legend: T rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +36,11 @@ from .amx import (
     release,
 )
 from .block_formats import GROUP
-from .tile import F32, I8, I32, I64, Tile, load_half
+from .tile import F32, I8, I32, I64, Tile, emit_choice
+from .unpacked import BLOCK_INPUTS, KERNELS
 
 MIN_ROWS = 32  # of a product by tiles: dot products take as long for fewer
-MOST_ROWS = 256
-BLOCK_INPUTS = 2048
-KERNELS = ((1, 0), (1, 1), (2, 0), (2, 2))  # by the scales and bases of a GROUP
-_OTHER_GROUPS = len(KERNELS)  # kernels from here on are the first two, for groups of any size
+MOST_ROWS = 256  # that meet an unpacked block together
 _WIDTH = HOST.width
 _GATHERED = 16  # groups whose numbers are put side by side at once
 _SUMS_BYTES = TILE_HEIGHT * PANEL_BYTES
@@ -57,90 +50,6 @@ _floats = pointer_to(types.float32)
 def numbers_bytes(num_bases: int) -> int:
     """Return the bytes of the numbers of MOST_ROWS rows for the groups of a block."""
     return MOST_ROWS * BLOCK_INPUTS // GROUP * 4 * (1 + num_bases)
-
-
-def group_codes(tile: Tile, planes: Sequence[int], words: Any, step: int, vector: int) -> Any:
-    """Put the codes of four inputs of a group together from their planes of bits at `words`, a byte each."""
-    b, width = tile.b, tile.instructions.width
-    result, shift, at = None, 0, 0
-    for bits in planes:
-        index, place = divmod(step * bits, 8)
-        value = tile.load(words, I64(4 * ((at + index) * width + vector * tile.lanes)), tile.ints, 4)
-        if place > shift:
-            value = b.lshr(value, tile.constant(place - shift))
-        elif place < shift:
-            value = b.shl(value, tile.constant(shift - place))
-        mask = ((1 << bits) - 1 << shift) * 0x01010101
-        value = b.and_(value, tile.constant(mask - (1 << 32) if mask >> 31 else mask))
-        result = value if result is None else b.or_(result, value)
-        shift, at = shift + bits, at + bits
-    return result
-
-
-def write_codes(tile: Tile, codes: Callable[[int, int], Any], offset: int, to: Any) -> None:
-    """Emit code that writes the codes of a GROUP less their offset; `codes(step, vector)` are those of four inputs."""
-    middle = ir.Constant(tile.bytes, [offset % 256] * tile.bytes.count)
-    for step in range(GROUP // 4):
-        for vector in range(tile.num_vectors):
-            value = codes(step, vector)
-            if offset:
-                value = tile.b.bitcast(tile.b.sub(tile.b.bitcast(value, tile.bytes), middle), tile.ints)
-            tile.store(value, to, I64(4 * (step * tile.instructions.width + vector * tile.lanes)))
-
-
-def write_numbers(tile: Tile, numbers: Sequence[Sequence[Any]], to: Any) -> None:
-    """Emit code that writes scales and bases, by vector, one of each output at a time."""
-    for index, values in enumerate(numbers):
-        for vector, value in enumerate(values):
-            tile.store(value, to, I64(4 * (index * tile.instructions.width + vector * tile.lanes)))
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def _unpack(
-    _: Any, bits: Any, by_group: Any, codes: Any, scales: Any, bases: Any, group: Any, begin: Any, end: Any, to: Any
-) -> Any:
-    """Unpack the groups [begin, end) of a panel of 4-bit or 8-bit codes (`packed_matrix`), given by addresses.
-
-    Scales are 1 unless there are some `by_group`.
-    """
-    if not (isinstance(bits, types.IntegerLiteral) and isinstance(by_group, types.IntegerLiteral)):
-        return None
-    size, has_scales, has_bases = bits.literal_value, by_group.literal_value, bits.literal_value == 4
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        _, _, codes, scales, bases, group, begin, end, to = arguments
-        tile, b = Tile(builder, HOST, 1, 1), builder
-        vectors, pieces = range(tile.num_vectors), b.sdiv(group, I64(GROUP))
-        group_bytes = b.add(b.mul(group, I64(_WIDTH)), I64(PANEL_BYTES * (2 if has_bases else 1)))
-        one = ir.Constant(tile.floats, [1.0] * tile.lanes)
-
-        def halves(address: Any, index: Any) -> list[Any]:
-            first = b.mul(index, I64(2 * _WIDTH))
-            return [
-                load_half(tile, tile.pointer(address), b.add(first, I64(2 * tile.lanes * vector))) for vector in vectors
-            ]
-
-        def unpacked(index: Any, _: list[Any]) -> list[Any]:
-            own = b.add(to, b.mul(b.sub(index, begin), group_bytes))
-
-            def piece(number: Any, _: list[Any]) -> list[Any]:
-                place = b.mul(b.add(b.mul(index, pieces), number), I64(GROUP * _WIDTH * size // 8))
-                read = partial(group_codes, tile, (size,), tile.pointer(b.add(codes, place)))
-                target = tile.pointer(b.add(own, b.mul(number, I64(GROUP * _WIDTH))))
-                write_codes(tile, read, 1 << (size - 1), target)
-                return []
-
-            tile.loop(I64(0), pieces, [], piece)
-            numbers = [halves(b.add(scales, I64(4 * _WIDTH)), index) if has_scales else [one] * tile.num_vectors]
-            if has_bases:
-                numbers.append(halves(bases, index))
-            write_numbers(tile, numbers, tile.pointer(b.add(own, b.mul(group, I64(_WIDTH)))))
-            return []
-
-        tile.loop(begin, end, [], unpacked)
-        return context.get_dummy_value()
-
-    return types.void(bits, by_group, *[types.int64] * 7), generate
 
 
 def _transposed(tile: Tile, rows: list[Any]) -> list[Any]:
@@ -223,7 +132,7 @@ class _Kernel:
         self.is_group = is_group  # groups have GROUP inputs, which makes addresses constants
         (
             self.state, self.rows, self.groups, self.group, self.piece, self.x, self.x_bytes, self.weights,
-            self.numbers, self.sums,
+            self.numbers, self.before, self.before_bytes, self.y, self.y_bytes, self.factors, self.bias,
         ) = arguments  # fmt: skip
         if is_group:
             self.group = I64(GROUP)
@@ -236,9 +145,8 @@ class _Kernel:
         Of an odd number of groups, the last one comes twice, with scales of 0 at last.
         """
         tile, b = self.tile, self.b
-        sums = tile.pointer(self.sums)
-        offsets = [I64(PANEL_BYTES * row) for row in range(TILE_HEIGHT)]
-        totals = [tile.load(sums, offset, tile.floats, 4) for offset in offsets]
+        places = [b.add(self.before, b.mul(self.before_bytes, I64(row))) for row in range(TILE_HEIGHT)]
+        totals = [tile.load(tile.pointer(place), I64(0), tile.floats, 4) for place in places]
         last = b.sub(self.groups, I64(1))
 
         def or_last(index: Any) -> Any:
@@ -253,8 +161,17 @@ class _Kernel:
 
         self.multiply(I64(0), 0)
         totals = tile.loop(I64(0), b.sdiv(b.add(self.groups, I64(1)), I64(2)), totals, pair)
-        for offset, total in zip(offsets, totals, strict=True):
-            tile.store(total, sums, offset)
+        rows = [tile.pointer(b.add(self.y, b.mul(self.y_bytes, I64(row)))) for row in range(TILE_HEIGHT)]
+        with b.if_else(b.icmp_signed("==", self.factors, I64(0))) as (as_they_are, scaled):
+            with as_they_are:
+                for row, total in zip(rows, totals, strict=True):
+                    tile.store(total, row, I64(0))
+            with scaled:
+                factor, bias = (
+                    tile.load(tile.pointer(place), I64(0), tile.floats, 4) for place in (self.factors, self.bias)
+                )
+                for row, total in zip(rows, totals, strict=True):
+                    tile.store(b.fadd(b.fmul(total, factor), bias), row, I64(0))
 
     def weights_of(self, group: Any) -> Any:
         record_bytes = self.b.add(self.codes_bytes, I64(PANEL_BYTES * (self.num_scales + self.num_bases)))
@@ -343,8 +260,8 @@ class _Kernel:
         self.tile.call(f"llvm.x86.{name}", ir.VoidType(), *operands)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def _add_tile(
+@intrinsic  # type: ignore[untyped-decorator]
+def _run(
     _: Any,
     kernel: Any,
     state: Any,
@@ -356,21 +273,23 @@ def _add_tile(
     x_bytes: Any,
     weights: Any,
     numbers: Any,
-    sums: Any,
+    before: Any,
+    before_bytes: Any,
+    y: Any,
+    y_bytes: Any,
+    factors: Any,
+    bias: Any,
 ) -> Any:
-    """Add the products of up to 16 rows and 16 outputs of unpacked groups to `sums`, PANEL_BYTES a row, by a kernel.
+    """Write the products of 16 rows and 16 outputs of unpacked groups, added to what `before` has, to y, by a kernel.
 
-    Instructions take `piece` inputs at a time; `numbers` are as `_gather` writes them.
+    With `factors`, an address, they are multiplied by these first, and the bias is added. Instructions take `piece`
+    inputs of the `rows` that exist at a time; `numbers` are as `_gather` writes them.
     """
-    if not isinstance(kernel, types.IntegerLiteral):
-        return None
-    place, is_group = kernel.literal_value % _OTHER_GROUPS, kernel.literal_value < _OTHER_GROUPS
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        _Kernel(builder, *KERNELS[place], is_group, arguments[1:]).emit()
-        return context.get_dummy_value()
+    def emit(builder: Any, place: int, arguments: Sequence[Any]) -> None:
+        _Kernel(builder, *KERNELS[place % len(KERNELS)], place < len(KERNELS), arguments).emit()
 
-    return types.void(kernel, *[types.int64] * 10), generate
+    return types.void(*[types.int64] * 16), emit_choice(len(KERNELS) + 2, emit)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -416,45 +335,37 @@ def _add_unpacked(
     At group 0 y begins with the bias; with `factors`, an address, it begins with 0, and after the last group sums are
     multiplied by the factors of their outputs and the bias is added. `numbers` come from `gather_numbers`.
     """
-    state, sums = local_state(), stack_memory(_SUMS_BYTES)
+    state, sums, zeros = local_state(), stack_memory(_SUMS_BYTES), stack_memory(PANEL_BYTES)
+    zeros_W = carray(_floats(zeros), (_WIDTH,))
+    zeros_W[:] = np.float32(0)
     num_bases = 0 if kernel % 2 == 0 else 2 if kernel == 3 else 1
+    other_groups = 0 if group == GROUP else len(KERNELS)
     part, configured = group // 2 if kernel in (2, 3) else group, 0
     piece = STEP_BYTES if part % STEP_BYTES == 0 else min(part, GROUP)
-    bias_W, factors_W = carray(_floats(bias), (_WIDTH,)), carray(_floats(factors), (_WIDTH,))
+    final = factors if end == groups else 0
     for row in range(0, T, TILE_HEIGHT):
-        rows, to = min(TILE_HEIGHT, T - row), y + row * y_bytes
+        rows, own_y = min(TILE_HEIGHT, T - row), y + row * y_bytes
         if rows != configured:
             configure_bytes(state, rows, piece)
             configured = rows
-        for r in range(rows):
-            own_W = carray(_floats(sums + r * PANEL_BYTES), (_WIDTH,))
-            if begin > 0:
-                copy_floats(to + r * y_bytes, sums + r * PANEL_BYTES, width)
-            else:
-                for n in range(_WIDTH):
-                    own_W[n] = np.float32(0) if factors != 0 else bias_W[n]
-        inputs, own_numbers = x + row * x_bytes + begin * group, numbers
-        own_numbers += row // TILE_HEIGHT * _block_bytes(num_bases, end - begin)
+        to, to_bytes = own_y, y_bytes
+        if rows < TILE_HEIGHT or width < _WIDTH:  # y has no place for all that a kernel writes
+            to, to_bytes = sums, PANEL_BYTES
+            for r in range(rows if begin > 0 else 0):
+                copy_floats(own_y + r * y_bytes, sums + r * PANEL_BYTES, width)
+        before, before_bytes = to, to_bytes
+        if begin == 0:  # rows that are 0 bytes apart are the same
+            before, before_bytes = bias if factors == 0 else zeros, 0
+        x_at, numbers_at = x + row * x_bytes + begin * group, numbers
+        numbers_at += row // TILE_HEIGHT * _block_bytes(num_bases, end - begin)
         for column in range(0, 4 * width, STEP_BYTES):
-            own, found = weights + column, sums + column
-            if kernel == 0:
-                _add_tile(0, state, rows, end - begin, group, piece, inputs, x_bytes, own, own_numbers, found)
-            elif kernel == 1:
-                _add_tile(1, state, rows, end - begin, group, piece, inputs, x_bytes, own, own_numbers, found)
-            elif kernel == 2:
-                _add_tile(2, state, rows, end - begin, group, piece, inputs, x_bytes, own, own_numbers, found)
-            elif kernel == 3:
-                _add_tile(3, state, rows, end - begin, group, piece, inputs, x_bytes, own, own_numbers, found)
-            elif kernel == 4:
-                _add_tile(4, state, rows, end - begin, group, piece, inputs, x_bytes, own, own_numbers, found)
-            else:
-                _add_tile(5, state, rows, end - begin, group, piece, inputs, x_bytes, own, own_numbers, found)
-        for r in range(rows):
-            if factors != 0 and end == groups:
-                own_W = carray(_floats(sums + r * PANEL_BYTES), (_WIDTH,))
-                for n in range(_WIDTH):
-                    own_W[n] = own_W[n] * factors_W[n] + bias_W[n]  # not fused: this file's loops fuse nothing
-            copy_floats(sums + r * PANEL_BYTES, to + r * y_bytes, width)
+            own_final = final + column if final != 0 else 0
+            _run(
+                kernel + other_groups, state, rows, end - begin, group, piece, x_at, x_bytes, weights + column,
+                numbers_at, before + column, before_bytes, to + column, to_bytes, own_final, bias + column,
+            )  # fmt: skip
+        for r in range(rows if to == sums else 0):
+            copy_floats(sums + r * PANEL_BYTES, own_y + r * y_bytes, width)
     release(state)
 
 
@@ -466,54 +377,3 @@ def _compiled(function: Any, num_arguments: int) -> Any:
 
 
 gather_numbers, add_unpacked = _compiled(_gather_numbers, 9), _compiled(_add_unpacked, 15)
-_UNPACKED_BYTES = BLOCK_INPUTS * _WIDTH + BLOCK_INPUTS // GROUP * 2 * PANEL_BYTES
-_NUMBERS_BYTES = numbers_bytes(1)
-
-
-def _multiply_codes(
-    bits: int,
-    by_group: int,
-    panels: int,
-    C: int,
-    group: int,
-    codes: int,
-    panel_bytes: int,
-    scales: int,
-    scale_bytes: int,
-    bases: int,
-    base_bytes: int,
-    bias: int,
-    x: int,
-    x_bytes: int,
-    T: int,
-    y: int,
-    y_bytes: int,
-    outputs: int,
-) -> None:
-    """Write the products of T rounded rows and panels of 4-bit or 8-bit codes, whose addresses are those of the first
-    one's. Groups have BLOCK_INPUTS or fewer."""
-    unpacked, numbers = stack_memory(_UNPACKED_BYTES), stack_memory(_NUMBERS_BYTES)
-    groups, count, num_bases = (C + group - 1) // group, BLOCK_INPUTS // group, 1 if bits == 4 else 0
-    kernel = num_bases + (0 if group == GROUP else _OTHER_GROUPS)
-    for first_row in range(0, T, MOST_ROWS):
-        rows, own_x = min(MOST_ROWS, T - first_row), x + first_row * x_bytes
-        for begin in range(0, groups, count):
-            end = min(begin + count, groups)
-            gather_numbers(rows, num_bases, own_x, x_bytes, group, groups, begin, end, numbers)
-            for panel in range(panels):
-                own, factors = codes + panel * panel_bytes, scales + panel * scale_bytes
-                own_bases = bases + panel * base_bytes
-                if bits == 4:
-                    _unpack(4, 1, own, factors, own_bases, group, begin, end, unpacked)
-                elif by_group > 0:
-                    _unpack(8, 1, own, factors, own_bases, group, begin, end, unpacked)
-                else:
-                    _unpack(8, 0, own, factors, own_bases, group, begin, end, unpacked)
-                add_unpacked(
-                    rows, kernel, group, groups, begin, end, unpacked, numbers, factors, bias + panel * PANEL_BYTES,
-                    own_x, x_bytes, y + first_row * y_bytes + panel * PANEL_BYTES, y_bytes,
-                    min(_WIDTH, outputs - panel * _WIDTH),
-                )  # fmt: skip
-
-
-multiply_codes = _compiled(_multiply_codes, 18)

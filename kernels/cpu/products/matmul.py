@@ -7,7 +7,7 @@ Many rows go in blocks whose inputs stay in the second cache, by blocks of steps
 wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows.
 Tiles (`amx`) sum rows of bfloat16 otherwise: all these go by them. Rows that are packed in tiles (`in_tiles`) have
 their last panel by tiles too. Sums of codes are exact, so rows of int8 go by tiles where that is faster (`byte_tiles`).
-Rows of prompts are bfloat16s for weights of block formats, which are widened (`widened`): they differ from fewer rows.
+Rows of prompts are bfloat16s for weights with scales by group, which are widened (`widened`): they differ from fewer.
 
 Legend: T rows, C inputs, N outputs.
 """
@@ -37,6 +37,7 @@ from .amx import (
     SUMS_BYTES,
     TILE_HEIGHT,
     add_panel,
+    add_panel_of_bytes,
     begin_panels,
     end_panels,
     local_state,
@@ -53,7 +54,9 @@ from .block_panels import (
     round_rows,
     scale_of,
 )
-from .byte_tiles import multiply_codes
+from .byte_tiles import MIN_ROWS as BYTE_ROWS
+from .byte_tiles import MOST_ROWS as MOST_BYTE_ROWS
+from .byte_tiles import add_unpacked, gather_numbers, numbers_bytes
 from .packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
@@ -72,6 +75,8 @@ from .packed_matrix import (
 )
 from .tile import PREFETCH_BYTES
 from .tile_kernels import SUM_STEPS, tile_kernels
+from .unpacked import BLOCK_INPUTS, UNPACKED_BYTES, unpack_codes
+from .widened import MEMORY_BYTES, multiply_widened
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
@@ -105,6 +110,7 @@ TILE_INPUTS = 32  # of a row in a tile
 # Inputs of so many rows, or in blocks of steps of half of them, stay in the second cache while panels pass.
 _INPUTS_OF_MOST_ROWS, _TILE_BLOCK_STEPS = 1280, 1280
 _AHEAD_LINES = HOST.ahead_lines
+_CODES_MEMORY = max(MEMORY_BYTES, numbers_bytes(1)) if HOST.tiles else 64  # of widened weights, or of rows' numbers
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
@@ -155,7 +161,7 @@ def tile_rows_of_block(descriptor: Ints) -> int:
 @compiled("boolean(int64[::1], int64)")
 def in_tiles(descriptor: Ints, num_rows: int) -> bool:
     """Return True if the rows of a product may be packed in tiles (`amx.packed_place`)."""
-    is_wide = descriptor[0] == BFLOAT16_ROWS or descriptor[0] == BLOCKS
+    is_wide = descriptor[0] == BFLOAT16_ROWS or descriptor[0] > INT8
     return (
         is_wide and descriptor[2] % TILE_INPUTS == 0 and num_rows > FEW_ROWS and 0 < descriptor[TILES_FROM] <= num_rows
     )
@@ -291,6 +297,64 @@ def _multiply_tile_rows(
                 )  # fmt: skip
 
 
+@register_jitable  # type: ignore[untyped-decorator]
+def _multiply_codes(
+    is_widened: int,
+    is_int4: int,
+    panels: int,
+    C: int,
+    group: int,
+    codes: int,
+    panel_bytes: int,
+    scales: int,
+    scale_bytes: int,
+    bases: int,
+    base_bytes: int,
+    bias: int,
+    x: int,
+    x_bytes: int,
+    T: int,
+    y: int,
+    y_bytes: int,
+    outputs: int,
+) -> None:
+    """Write the products of T prepared rows and panels of codes with scales by group, by tiles.
+
+    The panels' addresses are those of the first one's. Rows are packed in tiles if weights are widened.
+    """
+    unpacked, memory = stack_memory(UNPACKED_BYTES), stack_memory(_CODES_MEMORY)
+    sums = stack_memory(SUMS_BYTES)
+    groups, count, most_rows = C // group, BLOCK_INPUTS // group, MOST_ROWS if is_widened else MOST_BYTE_ROWS
+    for first_row in range(0, T, most_rows):
+        rows, own_x, own_y = min(most_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
+        for begin in range(0, groups, count):
+            end = min(begin + count, groups)
+            if not is_widened:
+                gather_numbers(rows, is_int4, own_x, x_bytes, group, groups, begin, end, memory)
+            for panel in range(panels):
+                weights, factors = codes + panel * panel_bytes, scales + panel * scale_bytes
+                offsets, own_bias = bases + panel * base_bytes, bias + panel * PANEL_BYTES
+                width = min(WIDTH, outputs - panel * WIDTH)
+                if is_widened and is_int4:
+                    unpack_codes(4, weights, factors, offsets, group, begin, end, 1, unpacked)
+                elif is_widened:
+                    unpack_codes(8, weights, factors, offsets, group, begin, end, 1, unpacked)
+                elif is_int4:
+                    unpack_codes(4, weights, factors, offsets, group, begin, end, 0, unpacked)
+                else:
+                    unpack_codes(8, weights, factors, offsets, group, begin, end, 0, unpacked)
+                if is_widened:
+                    multiply_widened(
+                        rows, is_int4, group, begin * group, end * group, C, unpacked, memory, own_bias, own_x, sums,
+                        own_y + panel * PANEL_BYTES, y_bytes, width,
+                    )  # fmt: skip
+                else:
+                    add_unpacked(
+                        rows, is_int4, group, groups, begin, end, unpacked, memory, factors, own_bias, own_x, x_bytes,
+                        own_y + panel * PANEL_BYTES, y_bytes, width,
+                    )  # fmt: skip
+
+
 @loops.compiled_once(f"void({', '.join(['int64'] * 17)})", error_model="numpy")
 def _multiply_panels(
     kind: int,
@@ -330,12 +394,12 @@ def _multiply_panels(
         base_bytes = WIDTH * 2 * steps
     lane_bytes, several = WIDTH * 4, 1
     panel_bytes = (stored_steps(kind, C) if kind < INT8 else steps) * lanes * lane_bytes
-    if packs_tiles:
+    if packs_tiles and kind == BFLOAT16_ROWS:
         _multiply_tile_rows(T, N, steps, codes, bias, x, y, y_bytes, first_panel, last_panel, 0, 0.0)
         return
-    if by_tiles and kind >= INT8:
-        multiply_codes(
-            4 if kind == INT4 else 8, kind != INT8, last_panel - first_panel, C, group,
+    if kind > INT8 and (packs_tiles or (tile_rows > 0 and T >= BYTE_ROWS)):
+        _multiply_codes(
+            packs_tiles, kind == INT4, last_panel - first_panel, C, group,
             codes + first_panel * panel_bytes, panel_bytes, scales + first_panel * scale_bytes, scale_bytes,
             bases + first_panel * base_bytes, base_bytes, bias + first_panel * WIDTH * 4, x, x_bytes, T,
             y + first_panel * WIDTH * 4, y_bytes, N - first_panel * WIDTH,
@@ -362,7 +426,22 @@ def _multiply_panels(
                 while panel < min(group_panel + together, last_panel):
                     count = several if panel + several <= last_panel else 1
                     first_step = begin
-                    if by_tiles and (panel + 1) * WIDTH <= N:
+                    if by_tiles and kind == INT8 and (panel + 1) * WIDTH <= N:
+                        first_step = add_panel_of_bytes(
+                            last_row - first_row,
+                            begin,
+                            end,
+                            steps,
+                            group,
+                            codes + panel * panel_bytes,
+                            scales + panel * scale_bytes,
+                            bias + panel * WIDTH * 4,
+                            x + first_row * x_bytes,
+                            x_bytes,
+                            y + first_row * y_bytes + panel * WIDTH * 4,
+                            y_bytes,
+                        )
+                    elif by_tiles and kind == BFLOAT16_ROWS and (panel + 1) * WIDTH <= N:
                         first_step = add_panel(
                             state,
                             last_row - first_row,
@@ -454,7 +533,7 @@ def multiply_panels(
         descriptor[TILES_FROM],
         packs_tiles,
     )
-    if INT8 <= descriptor[0] < BLOCKS:
+    if INT8 <= descriptor[0] < BLOCKS and not packs_tiles:
         add_large_inputs(
             descriptor[0],
             descriptor[1],

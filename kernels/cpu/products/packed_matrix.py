@@ -28,11 +28,10 @@ from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
 from ..thread_pool import share_range
-from .amx import MIN_ROWS, TILE_HEIGHT, usable
+from .amx import MIN_ROWS, MIN_ROWS_OF_BYTES, STEP_BYTES, TILE_HEIGHT, usable
 from .block_formats import BLOCK_FORMATS, GROUP
 from .block_rows import decoded, pack_rows
-from .byte_tiles import BLOCK_INPUTS
-from .byte_tiles import MIN_ROWS as MIN_ROWS_OF_BYTES
+from .unpacked import BLOCK_INPUTS
 from .widened import MIN_ROWS as WIDENED_ROWS
 
 WIDTH = HOST.width
@@ -66,8 +65,8 @@ class PackedMatrix:
 
     `descriptor` is int64 [NUM_DESCRIPTOR_WORDS]: format, outputs, inputs, group size (0 without groups), the
     addresses of codes, scales, bases (0 where the format has none) and the float32 bias, and the number of rows from
-    which on products go by tiles (`amx`), 0 for none. Of BLOCKS these are the rows from which on weights are widened;
-    if it is not 0, fewer may go by tiles of bytes. The addresses hold as long as this object.
+    which on products go by tiles (`amx`), 0 for none. With scales by group these are the rows from which on weights are
+    widened; if it is not 0, fewer may go by tiles of bytes. The addresses hold as long as this object.
 
     Of BLOCKS, the address of codes is that of a table of sections of panels, that of scales their number. A section is
     int64 [5]: its last panel + 1, the address of its first one, a panel's bytes and units, and the address of its loop.
@@ -92,9 +91,11 @@ class PackedMatrix:
         """Return the number of rows from which on products go by tiles; 0: none do."""
         if not usable():
             return 0
-        if kind in (INT8, INT8_GROUPS, INT4) and group <= BLOCK_INPUTS:
+        if kind == INT8 and group % STEP_BYTES == 0:
             return MIN_ROWS_OF_BYTES
-        return MIN_ROWS if kind == BFLOAT16_ROWS else WIDENED_ROWS if kind == BLOCKS else 0
+        if kind in (INT8_GROUPS, INT4, BLOCKS) and group <= BLOCK_INPUTS:
+            return WIDENED_ROWS
+        return MIN_ROWS if kind == BFLOAT16_ROWS else 0
 
     @classmethod
     def of_dense(
@@ -185,8 +186,9 @@ class PackedMatrix:
 
     def round_alike(self) -> None:
         """Multiply few and many rows by the same instructions, so that a row's numbers do not depend on how many."""
-        if self._descriptor[TILES_FROM] > 0 and self._descriptor[0] not in (INT8, INT8_GROUPS, INT4):
-            self._descriptor[TILES_FROM] = NEVER if self._descriptor[0] == BLOCKS else 0  # sums of bytes are exact
+        kind, tile_rows = self._descriptor[0], self._descriptor[TILES_FROM]
+        if tile_rows > 0 and kind != INT8:  # whose sums are exact, by tiles too
+            self._descriptor[TILES_FROM] = NEVER if kind > INT8 else 0
 
     def weights(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight in float32 [len(outputs), C], of a matrix of one block format."""

@@ -210,6 +210,30 @@ def load_half(tile: Tile, base: Any, offset: Any) -> Any:
     return b.bitcast(b.or_(value, b.shl(b.and_(bits, tile.constant(0x8000)), tile.constant(16))), tile.floats)
 
 
+def emit_choice(count: int, emit: Callable[[Any, int, Sequence[Any]], None]) -> Callable[..., Any]:
+    """Return the generator of an intrinsic without a result that runs the code of its first argument's number.
+
+    `emit(builder, number, arguments)` emits that of each number below `count`, for the other arguments.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        number, *rest = arguments
+        after, nowhere = builder.append_basic_block("done"), builder.append_basic_block("unreachable")
+        choice = builder.switch(number, nowhere)
+        for place in range(count):
+            block = builder.append_basic_block()
+            choice.add_case(I64(place), block)
+            builder.position_at_end(block)
+            emit(builder, place, rest)
+            builder.branch(after)
+        builder.position_at_end(nowhere)
+        builder.unreachable()
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return generate
+
+
 class FloatBuilder:
     """Shorthands for IR of float32 vectors at addresses."""
 

@@ -237,7 +237,10 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
                     product = b.fmul(product, w_scales[vector])
                 if is_int4:
                     product = tile.fused(x_sum, w_bases[vector], product)
-                new[place] = tile.fused(product, x_scale, new[place])
+                if weights == "int8":
+                    new[place] = b.fadd(new[place], b.fmul(product, x_scale))
+                else:
+                    new[place] = tile.fused(product, x_scale, new[place])
         return new
 
     return tile.loop(a.begin, a.end, sums, group)
