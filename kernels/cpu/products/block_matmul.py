@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -31,10 +30,10 @@ from . import amx, byte_tiles
 from .amx import SUMS_BYTES
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
 from .block_panels import BYTE_TILES, WIDENED_ROWS
-from .byte_tiles import add_unpacked, gather_numbers
-from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
+from .byte_tiles import add_unpacked, gather_numbers, numbers_bytes
+from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, emit_choice, load_half
 from .tile_kernels import add_block, add_dot, emit_function
-from .unpacked import BLOCK_INPUTS, KERNELS, group_codes, write_codes, write_numbers
+from .unpacked import BLOCK_INPUTS, KINDS, group_codes, write_codes, write_numbers
 from .widened import MEMORY_BYTES, multiply_widened
 
 _MOST_ROWS = 4  # of a kernel
@@ -348,26 +347,20 @@ def _multiply_tile(
         return None
     form = _FORMATS[number.literal_value]
 
+    def emit(builder: Any, place: int, arguments: Sequence[Any]) -> None:
+        weights = BlockWeights(form, unpacked=place >= _MOST_ROWS)
+        builder.call(emit_function(builder.module, HOST, weights, place % _MOST_ROWS + 1, 1), arguments)
+
+    kernels = emit_choice(2 * _MOST_ROWS if form.is_costly else _MOST_ROWS, emit)
+
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
         _, rows, codes, bias, x, x_bytes, y, y_bytes, begin, end, steps, outputs, ahead, ahead_bytes, unpacked = (
             arguments
         )
         rest = [codes, I64(0), I64(0), I64(0), bias, x, x_bytes, y, y_bytes, begin, end, steps, I64(0), outputs]
         rest += [ahead, ahead_bytes]
-        after, nowhere = builder.append_basic_block("done"), builder.append_basic_block("unreachable")
-        choice = builder.switch(builder.add(rows, builder.mul(unpacked, I64(_MOST_ROWS))), nowhere)
-        kinds = [False, True] if form.is_costly else [False]
-        for kind, size in product(kinds, range(1, _MOST_ROWS + 1)):
-            block = builder.append_basic_block()
-            choice.add_case(I64(size + kind * _MOST_ROWS), block)
-            builder.position_at_end(block)
-            weights = BlockWeights(form, unpacked=kind)
-            builder.call(emit_function(builder.module, HOST, weights, size, 1), rest)
-            builder.branch(after)
-        builder.position_at_end(nowhere)
-        builder.unreachable()
-        builder.position_at_end(after)
-        return context.get_dummy_value()
+        index = builder.add(builder.sub(rows, I64(1)), builder.mul(unpacked, I64(_MOST_ROWS)))
+        return kernels(context, builder, _signature, [index, *rest])
 
     return types.void(number, *[types.int64] * 14), generate
 
@@ -392,11 +385,11 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
     form = _FORMATS[number]
     groups, group_bytes, is_costly = form.groups, _unpacked_bytes(form), form.is_costly
     has_tiles, num_bases, wide_units = HOST.tiles, _num_bases(form), max(1, BLOCK_INPUTS // form.block)
-    kernel, memory_units = KERNELS.index((GROUP // form.scale_inputs, num_bases)), most_units if is_costly else 0
-    numbers_bytes = 64
+    kind, memory_units = KINDS.index((GROUP // form.scale_inputs, num_bases)), most_units if is_costly else 0
+    scratch_bytes = 64  # for widened weights, or for rows' numbers
     if has_tiles:
         memory_units = max(most_units, wide_units)
-        numbers_bytes = max(MEMORY_BYTES, byte_tiles.numbers_bytes(num_bases))
+        scratch_bytes = max(MEMORY_BYTES, numbers_bytes(num_bases))
     memory_bytes = max(64, memory_units * groups * group_bytes)
     is_fetched = form.bits < 8  # a single stream of bytes is fetched better by the processor itself
 
@@ -431,7 +424,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
         per_unit = groups if unpacked else 1  # steps
         is_widened = tiles == WIDENED_ROWS
         if has_tiles and (is_widened or (tiles == BYTE_TILES and T >= byte_tiles.MIN_ROWS)):
-            numbers, sums = stack_memory(numbers_bytes), stack_memory(SUMS_BYTES)
+            scratch, sums = stack_memory(scratch_bytes), stack_memory(SUMS_BYTES)
             most_rows, all_groups = amx.MOST_ROWS if is_widened else byte_tiles.MOST_ROWS, units * groups
             for first_row in range(0, T, most_rows):
                 rows, own_x, own_y = min(most_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
@@ -439,18 +432,18 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                     end = min(begin + wide_units, units)
                     first, last = begin * groups, end * groups
                     if not is_widened:
-                        gather_numbers(rows, num_bases, own_x, x_bytes, GROUP, all_groups, first, last, numbers)
+                        gather_numbers(rows, num_bases, own_x, x_bytes, GROUP, all_groups, first, last, scratch)
                     for panel in range(panels):
                         _unpack(number, 1, codes + panel * panel_bytes + begin * unit_bytes, end - begin, memory)
                         own_bias, width = bias + panel * _WIDTH * 4, min(_WIDTH, outputs - panel * _WIDTH)
                         if is_widened:
                             multiply_widened(
-                                rows, kernel, GROUP, first * GROUP, last * GROUP, all_groups * GROUP, memory, numbers,
+                                rows, kind, GROUP, first * GROUP, last * GROUP, all_groups * GROUP, memory, scratch,
                                 own_bias, own_x, sums, own_y + panel * _WIDTH * 4, y_bytes, width,
                             )  # fmt: skip
                         else:
                             add_unpacked(
-                                rows, kernel, GROUP, all_groups, first, last, memory, numbers, 0, own_bias, own_x,
+                                rows, kind, GROUP, all_groups, first, last, memory, scratch, 0, own_bias, own_x,
                                 x_bytes, own_y + panel * _WIDTH * 4, y_bytes, width,
                             )  # fmt: skip
             return

@@ -37,7 +37,7 @@ from .amx import (
 )
 from .block_formats import GROUP
 from .tile import F32, I8, I32, I64, Tile, emit_choice
-from .unpacked import BLOCK_INPUTS, KERNELS
+from .unpacked import BLOCK_INPUTS, KINDS
 
 MIN_ROWS = 32  # of a product by tiles: dot products take as long for fewer
 MOST_ROWS = 256  # that meet an unpacked block together
@@ -263,7 +263,7 @@ class _Kernel:
 @intrinsic  # type: ignore[untyped-decorator]
 def _run(
     _: Any,
-    kernel: Any,
+    kind: Any,
     state: Any,
     rows: Any,
     groups: Any,
@@ -280,16 +280,17 @@ def _run(
     factors: Any,
     bias: Any,
 ) -> Any:
-    """Write the products of 16 rows and 16 outputs of unpacked groups, added to what `before` has, to y, by a kernel.
+    """Write the products of 16 rows and 16 outputs of unpacked groups, added to what `before` has, to y.
 
-    With `factors`, an address, they are multiplied by these first, and the bias is added. Instructions take `piece`
-    inputs of the `rows` that exist at a time; `numbers` are as `_gather` writes them.
+    `kind` is the number of one of KINDS; behind these, the first two come with groups of other sizes than GROUP. With
+    `factors`, an address, sums are multiplied by these first, and the bias is added. Instructions take `piece` inputs
+    of the `rows` that exist at a time; `numbers` are as `_gather` writes them.
     """
 
     def emit(builder: Any, place: int, arguments: Sequence[Any]) -> None:
-        _Kernel(builder, *KERNELS[place % len(KERNELS)], place < len(KERNELS), arguments).emit()
+        _Kernel(builder, *KINDS[place % len(KINDS)], place < len(KINDS), arguments).emit()
 
-    return types.void(*[types.int64] * 16), emit_choice(len(KERNELS) + 2, emit)
+    return types.void(*[types.int64] * 16), emit_choice(len(KINDS) + 2, emit)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -315,7 +316,7 @@ def _gather_numbers(
 
 def _add_unpacked(
     T: int,
-    kernel: int,
+    kind: int,
     group: int,
     groups: int,
     begin: int,
@@ -338,9 +339,9 @@ def _add_unpacked(
     state, sums, zeros = local_state(), stack_memory(_SUMS_BYTES), stack_memory(PANEL_BYTES)
     zeros_W = carray(_floats(zeros), (_WIDTH,))
     zeros_W[:] = np.float32(0)
-    num_bases = 0 if kernel % 2 == 0 else 2 if kernel == 3 else 1
-    other_groups = 0 if group == GROUP else len(KERNELS)
-    part, configured = group // 2 if kernel in (2, 3) else group, 0
+    num_bases = 0 if kind % 2 == 0 else 2 if kind == 3 else 1
+    other_groups = 0 if group == GROUP else len(KINDS)
+    part, configured = group // 2 if kind in (2, 3) else group, 0
     piece = STEP_BYTES if part % STEP_BYTES == 0 else min(part, GROUP)
     final = factors if end == groups else 0
     for row in range(0, T, TILE_HEIGHT):
@@ -361,7 +362,7 @@ def _add_unpacked(
         for column in range(0, 4 * width, STEP_BYTES):
             own_final = final + column if final != 0 else 0
             _run(
-                kernel + other_groups, state, rows, end - begin, group, piece, x_at, x_bytes, weights + column,
+                kind + other_groups, state, rows, end - begin, group, piece, x_at, x_bytes, weights + column,
                 numbers_at, before + column, before_bytes, to + column, to_bytes, own_final, bias + column,
             )  # fmt: skip
         for r in range(rows if to == sums else 0):

@@ -110,7 +110,7 @@ TILE_INPUTS = 32  # of a row in a tile
 # Inputs of so many rows, or in blocks of steps of half of them, stay in the second cache while panels pass.
 _INPUTS_OF_MOST_ROWS, _TILE_BLOCK_STEPS = 1280, 1280
 _AHEAD_LINES = HOST.ahead_lines
-_CODES_MEMORY = max(MEMORY_BYTES, numbers_bytes(1)) if HOST.tiles else 64  # of widened weights, or of rows' numbers
+_SCRATCH_BYTES = max(MEMORY_BYTES, numbers_bytes(1)) if HOST.tiles else 64  # for widened weights, or for rows' numbers
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
@@ -322,15 +322,14 @@ def _multiply_codes(
 
     The panels' addresses are those of the first one's. Rows are packed in tiles if weights are widened.
     """
-    unpacked, memory = stack_memory(UNPACKED_BYTES), stack_memory(_CODES_MEMORY)
-    sums = stack_memory(SUMS_BYTES)
+    unpacked, scratch, sums = stack_memory(UNPACKED_BYTES), stack_memory(_SCRATCH_BYTES), stack_memory(SUMS_BYTES)
     groups, count, most_rows = C // group, BLOCK_INPUTS // group, MOST_ROWS if is_widened else MOST_BYTE_ROWS
     for first_row in range(0, T, most_rows):
         rows, own_x, own_y = min(most_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
         for begin in range(0, groups, count):
             end = min(begin + count, groups)
             if not is_widened:
-                gather_numbers(rows, is_int4, own_x, x_bytes, group, groups, begin, end, memory)
+                gather_numbers(rows, is_int4, own_x, x_bytes, group, groups, begin, end, scratch)
             for panel in range(panels):
                 weights, factors = codes + panel * panel_bytes, scales + panel * scale_bytes
                 offsets, own_bias = bases + panel * base_bytes, bias + panel * PANEL_BYTES
@@ -345,12 +344,12 @@ def _multiply_codes(
                     unpack_codes(8, weights, factors, offsets, group, begin, end, 0, unpacked)
                 if is_widened:
                     multiply_widened(
-                        rows, is_int4, group, begin * group, end * group, C, unpacked, memory, own_bias, own_x, sums,
+                        rows, is_int4, group, begin * group, end * group, C, unpacked, scratch, own_bias, own_x, sums,
                         own_y + panel * PANEL_BYTES, y_bytes, width,
                     )  # fmt: skip
                 else:
                     add_unpacked(
-                        rows, is_int4, group, groups, begin, end, unpacked, memory, factors, own_bias, own_x, x_bytes,
+                        rows, is_int4, group, groups, begin, end, unpacked, scratch, factors, own_bias, own_x, x_bytes,
                         own_y + panel * PANEL_BYTES, y_bytes, width,
                     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..instructions import Instructions
-from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
+from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, emit_choice, load_half
 
 INTEGERS = ("int8", "int8_groups", "int4")
 SUM_STEPS = 128  # of float32 rows, after which a sum is added to that of the steps before
@@ -372,22 +372,18 @@ def tile_kernels(instructions: Instructions, sizes: dict[str, list[tuple[int, in
     kind, the kernel's number within the kind, and `TileArguments`.
     """
 
+    most, kinds = max(map(len, sizes.values())), list(sizes.items())
+
+    def emit(builder: Any, place: int, arguments: Sequence[Any]) -> None:
+        weights, blocks = kinds[place // most]
+        if place % most < len(blocks):
+            builder.call(emit_function(builder.module, instructions, weights, *blocks[place % most]), arguments)
+
+    kernels = emit_choice(most * len(kinds), emit)
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
         number, size, *rest = arguments
-        most = max(map(len, sizes.values()))
-        after, nowhere = builder.append_basic_block("done"), builder.append_basic_block("unreachable")
-        choice = builder.switch(builder.add(builder.mul(number, I64(most)), size), nowhere)
-        for kind, (weights, blocks) in enumerate(sizes.items()):
-            for place, (num_rows, num_panels) in enumerate(blocks):
-                block = builder.append_basic_block()
-                choice.add_case(I64(kind * most + place), block)
-                builder.position_at_end(block)
-                builder.call(emit_function(builder.module, instructions, weights, num_rows, num_panels), rest)
-                builder.branch(after)
-        builder.position_at_end(nowhere)
-        builder.unreachable()
-        builder.position_at_end(after)
-        return context.get_dummy_value()
+        return kernels(context, builder, signature, [builder.add(builder.mul(number, I64(most)), size), *rest])
 
     @intrinsic  # type: ignore[untyped-decorator]
     def multiply_tile(

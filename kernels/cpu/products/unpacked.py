@@ -22,7 +22,7 @@ from .amx import PANEL_BYTES
 from .block_formats import GROUP
 from .tile import I64, Tile, load_half
 
-KERNELS = ((1, 0), (1, 1), (2, 0), (2, 2))  # the numbers of scales and of bases that groups have
+KINDS = ((1, 0), (1, 1), (2, 0), (2, 2))  # of groups: the numbers of their scales and of their bases
 BLOCK_INPUTS = 2048  # of an unpacked block, 128 KiB of codes in the second cache
 UNPACKED_BYTES = BLOCK_INPUTS * HOST.width + BLOCK_INPUTS // GROUP * 2 * PANEL_BYTES  # of one scale and one base
 _WIDTH = HOST.width

@@ -21,7 +21,7 @@ from ..instructions import HOST
 from .amx import HALF_STEP_BYTES, PANEL_BYTES, TILE_BYTES, TILE_HEIGHT, compute_nothing, multiply_packed
 from .block_formats import GROUP
 from .tile import I64, Tile, emit_choice
-from .unpacked import BLOCK_INPUTS, KERNELS
+from .unpacked import BLOCK_INPUTS, KINDS
 
 # Rows of a product from which on weights are widened: more than the decode rows, drafts and forced text of a step,
 # whose answers would depend on how many they are.
@@ -93,18 +93,18 @@ def widen_groups(tile: Tile, num_scales: int, num_bases: int, unpacked: Any, gro
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _widen(_: Any, kernel: Any, unpacked: Any, groups: Any, group: Any, to: Any) -> Any:
-    """Run the code of `widen_groups` for groups of one of KERNELS."""
+def _widen(_: Any, kind: Any, unpacked: Any, groups: Any, group: Any, to: Any) -> Any:
+    """Run the code of `widen_groups` for groups of one of KINDS."""
 
     def emit(builder: Any, place: int, arguments: Sequence[Any]) -> None:
-        widen_groups(Tile(builder, HOST, 1, 1), *KERNELS[place], *arguments)
+        widen_groups(Tile(builder, HOST, 1, 1), *KINDS[place], *arguments)
 
-    return types.void(*[types.int64] * 5), emit_choice(len(KERNELS), emit)
+    return types.void(*[types.int64] * 5), emit_choice(len(KINDS), emit)
 
 
 def _multiply_widened(
     T: int,
-    kernel: int,
+    kind: int,
     group: int,
     begin: int,
     end: int,
@@ -120,7 +120,7 @@ def _multiply_widened(
 ) -> None:
     """Add the products of T rows packed in tiles and the unpacked inputs [begin, end) of a panel to `width` outputs in
     y, which begin with the bias. Weights are widened in `memory`; sums lie together in `sums`."""
-    _widen(kernel, unpacked, (end - begin) // group, group, memory)
+    _widen(kind, unpacked, (end - begin) // group, group, memory)
     weights = memory - begin // 2 * HALF_STEP_BYTES
     multiply_packed(T, begin // 2, end // 2, C // 2, weights, HALF_BYTES, bias, x, sums, y, y_bytes, width)
 
