@@ -29,11 +29,10 @@ from ..pointers import stack_memory
 from . import amx, byte_tiles
 from .amx import SUMS_BYTES
 from .block_formats import BLOCK_FORMATS, GROUP, BlockFormat
-from .block_panels import BYTE_TILES, WIDENED_ROWS
 from .byte_tiles import add_unpacked, gather_numbers, numbers_bytes
 from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, emit_choice, load_half
 from .tile_kernels import add_block, add_dot, emit_function
-from .unpacked import BLOCK_INPUTS, KINDS, group_codes, write_codes, write_numbers
+from .unpacked import BLOCK_INPUTS, BYTE_TILES, KINDS, WIDENED_ROWS, group_codes, write_codes, write_numbers
 from .widened import MEMORY_BYTES, multiply_widened
 
 _MOST_ROWS = 4  # of a kernel

@@ -27,8 +27,6 @@ from .tile import F32, I8, I32, I64, Tile
 
 GROUP_BYTES = GROUP + 12  # of a rounded row: int8 codes, a float32 scale, int32 sums of codes and of their first half
 SECTION_BYTES = 40
-# How products of a matrix may go by tiles: not at all, of bytes, or of rows packed in tiles with widened weights.
-NO_TILES, BYTE_TILES, WIDENED_ROWS = range(3)
 _GROUP_INTS = ir.VectorType(I32, GROUP)
 _WIDTH = HOST.width
 
@@ -188,7 +186,7 @@ def multiply_sections(
 ) -> None:
     """Multiply T prepared rows by some panels of a matrix, whose sections of panels `packed_matrix` describes.
 
-    `tiles` are NO_TILES or BYTE_TILES for rows that `round_rows` has written, or WIDENED_ROWS.
+    `tiles` is NO_TILES or BYTE_TILES for rows that `round_rows` has written, or WIDENED_ROWS (`unpacked`).
     """
     begin = 0
     for section in range(sections):

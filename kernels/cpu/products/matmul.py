@@ -45,10 +45,7 @@ from .amx import (
     multiply_packed,
 )
 from .block_panels import (
-    BYTE_TILES,
     GROUP_BYTES,
-    NO_TILES,
-    WIDENED_ROWS,
     multiply_sections,
     pack_in_tiles,
     round_rows,
@@ -75,7 +72,7 @@ from .packed_matrix import (
 )
 from .tile import PREFETCH_BYTES
 from .tile_kernels import SUM_STEPS, tile_kernels
-from .unpacked import BLOCK_INPUTS, UNPACKED_BYTES, unpack_codes
+from .unpacked import BLOCK_INPUTS, BYTE_TILES, NO_TILES, UNPACKED_BYTES, WIDENED_ROWS, unpack_codes
 from .widened import MEMORY_BYTES, multiply_widened
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other

@@ -25,6 +25,8 @@ from .tile import I64, Tile, load_half
 KINDS = ((1, 0), (1, 1), (2, 0), (2, 2))  # of groups: the numbers of their scales and of their bases
 BLOCK_INPUTS = 2048  # of an unpacked block, 128 KiB of codes in the second cache
 UNPACKED_BYTES = BLOCK_INPUTS * HOST.width + BLOCK_INPUTS // GROUP * 2 * PANEL_BYTES  # of one scale and one base
+# How products may go by tiles: not at all, of bytes, or of rows packed in tiles with widened weights.
+NO_TILES, BYTE_TILES, WIDENED_ROWS = range(3)
 _WIDTH = HOST.width
 
 
