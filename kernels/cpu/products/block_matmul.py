@@ -352,14 +352,14 @@ def _multiply_tile(
 
     kernels = emit_choice(2 * _MOST_ROWS if form.is_costly else _MOST_ROWS, emit)
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
         _, rows, codes, bias, x, x_bytes, y, y_bytes, begin, end, steps, outputs, ahead, ahead_bytes, unpacked = (
             arguments
         )
         rest = [codes, I64(0), I64(0), I64(0), bias, x, x_bytes, y, y_bytes, begin, end, steps, I64(0), outputs]
         rest += [ahead, ahead_bytes]
         index = builder.add(builder.sub(rows, I64(1)), builder.mul(unpacked, I64(_MOST_ROWS)))
-        return kernels(context, builder, _signature, [index, *rest])
+        return kernels(context, builder, signature, [index, *rest])
 
     return types.void(number, *[types.int64] * 14), generate
 
