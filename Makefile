@@ -90,7 +90,7 @@ test-again: $(VENV)/.loops  ## the tests that failed in the last run, alone; thr
 	$(BIN)/pytest --rootdir=tests -n 0 --last-failed --last-failed-no-failures none $(PYTEST_ARGS)
 
 test-tiles: $(VENV)/.loops  ## attention and bfloat16 compositions on emulated tile registers (AMX), by loops compiled for them: half an hour
-	RAMIFORM_CPU=amx-emulated $(PYTEST) $(PYTEST_ARGS) tests/kernels/test_compiled_attention.py tests/kernels/test_latent_attention.py tests/kernels/test_widened.py tests/composition/test_tiles.py
+	RAMIFORM_CPU=amx-emulated $(PYTEST) $(PYTEST_ARGS) tests/kernels/test_compiled_attention.py tests/kernels/test_latent_attention.py tests/kernels/test_widened.py tests/composition/test_tiles.py tests/composition/test_widened.py
 
 test-cluster: $(VENV)/.loops $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
 	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster

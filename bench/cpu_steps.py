@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from msgspec import structs
 
 from ramiform.bench.harness import (
     Ask,
@@ -138,14 +139,24 @@ def step_of(model: Any, step: list[Any], layers: Any, *, whole: bool = False) ->
     """Return what computes a step from its rows to its logits; `whole`: by the one call that a server makes."""
     from ramiform.runtime.engine.inputs import decoder_inputs
 
-    last = np.cumsum([len(row.tokens) for row in step]) - 1
+    parts = [step]
+    if getattr(model, "widens", False):  # else an older checkout, or a model without such products
+        from ramiform.kernels.widening import WIDENED_FROM
+
+        prompts = [row for row in step if len(row.tokens) >= WIDENED_FROM]
+        others = [row for row in step if len(row.tokens) < WIDENED_FROM]
+        parts = [part for part in (others, [structs.replace(row, widened=True) for row in prompts]) if part]
 
     @torch.inference_mode()
     def compute() -> object:
-        inputs = decoder_inputs(step, model, last, layers[0])
-        if whole and hasattr(model, "logits_of_step"):  # else an older checkout
-            return model.logits_of_step(inputs, layers)
-        return model.logits(model.hidden(inputs, layers))
+        for rows in parts:
+            last = np.cumsum([len(row.tokens) for row in rows]) - 1
+            inputs = decoder_inputs(rows, model, last, layers[0])
+            if whole and hasattr(model, "logits_of_step"):  # else an older checkout
+                model.logits_of_step(inputs, layers)
+            else:
+                model.logits(model.hidden(inputs, layers))
+        return None
 
     return compute
 

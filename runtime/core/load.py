@@ -116,7 +116,7 @@ def load_core(
     rope = read_config(path, config.model_impl).rope.within(info.context_length).switch
     log = None
     if config.log_plans is not None:
-        header = LogHeader.of(config, vocabulary, sizes, info.context_length, rope)
+        header = LogHeader.of(config, vocabulary, sizes, info.context_length, rope, engine.info.widened_from)
         log = PlanLog.open(config.log_plans, header)
         retokenise = log.retokenise(retokenise)
     recorder = CoreMetricsRecorder(engine.pictures)
@@ -140,6 +140,7 @@ def load_core(
         continuous=info.device == "cpu" and config.num_ranks == 1 and not ahead and log is None,
         rope=rope,
         route_shape=info.route_shape,
+        widened_from=engine.info.widened_from,
     )
     services: list[Service] = [
         WeightUpdates(config, engine, adapters, scheduler, is_logged=log is not None),

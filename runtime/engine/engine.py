@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ...kernels import stored_size
+from ...kernels.widening import WIDENED_FROM
 from ..models.config import ModelConfig
 from ..models.lora.peft import AdapterWeights
 from ..models.pictures.features import PictureFeatures
@@ -57,6 +58,7 @@ class EngineInfo:
     num_sinks: int = 0  # first tokens that they always attend to
     streaming_window: int = 0  # of attention to sinks and a rolling window; 0: attention is the model's own
     reads_pictures: bool = False
+    widened_from: int = 0  # tokens of a prompt from which on layers widen weights of codes for it; 0: never
     route_shape: tuple[int, int] | None = None  # layers, and experts of a token in each; None: they are not recorded
 
 
@@ -100,6 +102,7 @@ class ForwardEngine:
             num_sinks=0 if config.streaming is None else config.streaming.num_sinks,
             streaming_window=0 if config.streaming is None else config.streaming.window,
             reads_pictures=model.pictures is not None,
+            widened_from=WIDENED_FROM if model.widens else 0,
             route_shape=None if pool.routes is None else pool.routes.shape,
         )
 

@@ -41,12 +41,21 @@ class ModelRunner(EngineParts):
         self.paths = paths_of(self)
 
     def forward(self, rows: list[Row], needs: frozenset[Need], *, features: bool) -> tuple[Path, Forward]:
-        """Queue the forward of rows on the first path that meets its needs and has room; return both."""
+        """Queue the forward of rows on the first path that meets its needs and has room; return both. Widened rows are
+        a part of their own."""
+        parts = [rows]
+        if "Row.widened" in needs:
+            first = [row.widened for row in rows].index(True)
+            assert all(row.widened for row in rows[first:]), "widened rows come after the others"
+            parts = [part for part in (rows[:first], rows[first:]) if part]
         for path in self.paths:
-            if path.meets(needs):
-                forward = path.forward(rows, self.last_tokens, features=features)
-                if forward is not None:
-                    return path, forward
+            if not path.meets(needs):
+                continue
+            forwards = [path.forward(part, self.last_tokens, features=features) for part in parts]
+            queued = [forward for forward in forwards if forward is not None]
+            if len(queued) == len(parts):
+                return path, Forward.joined(queued)
+            assert not queued, "a path without room for some rows"
         raise AssertionError("the last path meets every need")
 
 

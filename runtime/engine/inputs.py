@@ -44,8 +44,9 @@ def decoder_inputs(
 ) -> DecoderInputs:
     """Build the decoder's inputs.
 
-    `wanted` int64 are the indices, among the rows' tokens concatenated, of those whose hidden states are read. `kv` is
-    the cache of any layer. `last_tokens` are those of the last step, for rows that follow its rows.
+    All rows are `widened` or none is. `wanted` int64 are the indices, among the rows' tokens concatenated, of those
+    whose hidden states are read. `kv` is the cache of any layer. `last_tokens` are those of the last step, for rows
+    that follow its rows.
     """
     step = row_arrays(rows)
     spans = _spans(rows, step.pages_P, step.page_starts)
@@ -70,6 +71,7 @@ def decoder_inputs(
         pictures=_pictures(rows, step.starts_R, model),
         wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
         recurrent=None if model.config.recurrent is None else RecurrentStep.of(rows, model.device),
+        widened=rows[0].widened,
     )
 
 

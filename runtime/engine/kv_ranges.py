@@ -84,7 +84,8 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
         memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
         chunk = TOKENS_AT_ONCE if config.recurrent is None else len(text)  # recurrent states have no slots here
         for start in range(0, len(text), chunk):
-            row = Row(rid="", tokens=list(text[start : start + chunk]), first_position=start, pages=pages)
+            part = list(text[start : start + chunk])
+            row = Row(rid="", tokens=part, first_position=start, pages=pages, widened=True)
             hidden_and_features([row], np.array([len(row.tokens) - 1]), model, memory.layers(), group, ())
         for range_LKD, memory_LSKD in ((k_LKD, memory.k_LSKD), (v_LKD, memory.v_LSKD)):
             seen_LKD = memory_LSKD[:, : len(text)].abs().amax(1).float()

@@ -164,7 +164,8 @@ def measure_statistics(
         watched.ops = _WatchedOps(model.ops, sizes)  # type: ignore[assignment]  # it is what it delegates to
         chunk = TOKENS_AT_ONCE if config.recurrent is None else len(text)  # recurrent states have no slots here
         for start in range(0, len(text), chunk):
-            row = Row(rid="", tokens=list(text[start : start + chunk]), first_position=start, pages=pages)
+            part = list(text[start : start + chunk])
+            row = Row(rid="", tokens=part, first_position=start, pages=pages, widened=True)
             hidden_and_features([row], np.array([len(row.tokens) - 1]), watched, memory.layers(), group, ())
         k_LTKD = _turned_back(memory.k_LSKD[:, : len(text)], frequencies)
         if first_LKD is None:
@@ -221,7 +222,7 @@ def divergence(
     """Return how far keys and values of `dtype` move what the model, with a LoRA adapter, predicts in the second half
     of a text: the mean KL divergence from keys and values in float32, in nats."""
     pages = list(range(-(-len(text) // PAGE_SIZE)))
-    row = Row(rid="", tokens=list(text), first_position=0, pages=pages, adapter=adapter)
+    row = Row(rid="", tokens=list(text), first_position=0, pages=pages, adapter=adapter, widened=True)
     wanted, found = np.arange(len(text) // 2, len(text)), []
     for stored, own in ((torch.float32, None), (dtype, constants)):
         is_scaled = isinstance(own, KvStatistics)

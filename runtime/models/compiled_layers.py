@@ -21,7 +21,7 @@ from ...kernels.cpu.attention.plan_array import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
 from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.products.matmul import most_prepared
-from ...kernels.cpu.products.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix
+from ...kernels.cpu.products.packed_matrix import BFLOAT16_ROWS, NEVER, NUM_DESCRIPTOR_WORDS, TILES_FROM, PackedMatrix
 from ...kernels.cpu.step.arguments import StepInputs, StepSettings
 from ...kernels.cpu.step.decoder_step import (
     AFTER_ROPE,
@@ -117,10 +117,14 @@ class CompiledLayers:
         self._config = config
         self._blocks = blocks  # keeps the memory that the records point to
         self._parameters: list[Floats] = []
+        self._widening: list[Ints] = []  # descriptors of matrices whose weights are widened for long prompts
+        self._widens = False  # True: they are so now
         self._records_LFW: Ints = np.zeros((len(layers), NUM_FIELDS, NUM_DESCRIPTOR_WORDS), dtype=np.int64)
         for layer, block, record_FW in zip(layers, blocks, self._records_LFW, strict=True):
             for field, matrix in zip(_FIELDS, block.matrices, strict=False):  # no shared expert
                 record_FW[field] = matrix.descriptor
+                if matrix.widens:
+                    self._widening.append(record_FW[field])
             if block.mixture is not None:
                 block.mixture.write(record_FW)
             weights = [None if norm is None else _stored_weights(norm) for norm in layer.norms]
@@ -239,7 +243,9 @@ class CompiledLayers:
         if inputs.routes is not None:
             noted_LTK = inputs.routes.begin(T)
             self._records_LFW[:, EXPERTS, CHOSEN] = [own_TK.data_ptr() for own_TK in noted_LTK]
+        self._widen(inputs.widened)
         self.compute(x, caches, arrays, settings, num_slots=num_slots, with_head=with_head)
+        self._widen(False)
         if inputs.routes is not None:
             self._records_LFW[:, EXPERTS, CHOSEN] = 0
         if logits_OV is not None:
@@ -247,6 +253,13 @@ class CompiledLayers:
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
         captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
         return stream, captured
+
+    def _widen(self, on: bool) -> None:
+        """Multiply by widened weights, or by codes, from now on."""
+        if on != self._widens:
+            self._widens = on
+            for descriptor_W in self._widening:
+                descriptor_W[TILES_FROM] = 1 if on else NEVER
 
     def settings(
         self,

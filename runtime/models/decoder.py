@@ -7,15 +7,16 @@ D head size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
 from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
+from ...kernels.widening import widened_products
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
 from .decoder_inputs import DecoderInputs
@@ -191,6 +192,13 @@ class Decoder:
         return decoder
 
     @property
+    def widens(self) -> bool:
+        """True if layers widen weights of codes for the rows of long prompts (`DecoderInputs.widened`)."""
+        layers: Iterable[Any] = self.parameters.linears()
+        matrices = (getattr(layer, "packed", None) or getattr(layer, "matrix", None) for layer in layers)
+        return not self.ops.deterministic and any(matrix is not None and matrix.widens for matrix in matrices)
+
+    @property
     def compiled_head(self) -> CompiledLayers | None:
         """The layers and the head, if one compiled call may compute both."""
         return self._compiled if self._compiled is not None and self._compiled.vocab_size else None
@@ -246,11 +254,12 @@ class Decoder:
         state is captured. `captured` receives the captures among these layers' inputs, by layer index.
         """
         routes, wanted_O = inputs.routes, inputs.wanted_O
-        if routes is None:
-            return self._through_layers(stream_TE, inputs, kv, captures, captured)
-        routes.begin(len(stream_TE))
-        # The last layer has to route all tokens.
-        stream_TE = self._through_layers(stream_TE, replace(inputs, wanted_O=None), kv, captures, captured)
+        with widened_products(inputs.widened):
+            if routes is None:
+                return self._through_layers(stream_TE, inputs, kv, captures, captured)
+            routes.begin(len(stream_TE))
+            # The last layer has to route all tokens.
+            stream_TE = self._through_layers(stream_TE, replace(inputs, wanted_O=None), kv, captures, captured)
         routes.store(inputs.slots_T)
         return stream_TE if wanted_O is None or self.whole_config.num_layers in captures else stream_TE[wanted_O]
 

@@ -31,6 +31,7 @@ class DecoderInputs:
     pictures: StepFeatures | None = None  # None: all inputs are embeddings
     window_slots_T: torch.Tensor | None = None  # those of layers with a window, if they are others
     routes: ExpertRoutes | None = None  # where the tokens' experts are recorded; None: nowhere
+    widened: bool = False  # True: they are a long prompt's, for which layers widen weights of codes
 
     def with_pictures(self, x_TE: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]: embeddings, with features of pictures in place of some."""

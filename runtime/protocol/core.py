@@ -70,6 +70,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_sinks: int = 0  # first tokens that they always attend to
     streaming_window: int = 0  # tokens of a rolling window, which approximates the model; 0: attention is its own
     reads_pictures: bool = False  # requests may have pictures
+    widened_from: int = 0  # tokens of a prompt from which on layers widen weights of codes for it; 0: never
     route_shape: tuple[int, int] | None = None  # layers, and experts of a token in each; None: they are not recorded
     version: str
     is_classifier: bool = False  # the checkpoint ends in a classification head: it generates no text

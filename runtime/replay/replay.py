@@ -145,6 +145,7 @@ class _ReplayScheduler:
             context_length=header.context_length,
             calls=SchedulerCalls(self.retokeniser),
             rope=header.rope,
+            widened_from=header.widened_from,
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0

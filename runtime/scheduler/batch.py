@@ -95,6 +95,11 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
         return self.num_tokens + (0 if self.draft is None else len(self.draft.tree)) + self.num_decodes - 1
 
     @property
+    def is_widened(self) -> bool:
+        """True if the share is part of a prompt whose rows are `widened`."""
+        return self.request.is_widened and self.request.next_position < self.request.num_prompt
+
+    @property
     def samples(self) -> bool:
         """True if the next token is sampled from this share."""
         request = self.request
@@ -174,8 +179,10 @@ def num_cached(cache: PrefixCache, request: Request) -> int:
 class Batch:
     """Running requests, most senior first. The most senior one always gets room, so the batch always progresses."""
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: PrefixCache, widened_from: int = 0) -> None:
+        """`widened_from` is the number of a prompt's tokens to compute from which on its rows are `widened`; 0: none
+        are."""
+        self._cache, self._widened_from = cache, widened_from
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
@@ -191,6 +198,8 @@ class Batch:
         requests.
         """
         assert request.lease is None
+        if request.num_cached is None:
+            request.is_widened = 0 < self._widened_from <= request.num_prompt - num_matched
         max_tokens = request.whole_chunk(max_tokens, num_matched)
         lease = self._cache.acquire(
             request.cache_tokens,
@@ -293,7 +302,7 @@ class Batch:
 
     def add_decodes(self, scheduled: list[ScheduledRequest], most: int) -> list[ScheduledRequest]:
         """Let rows that all decode do so up to `most` times in this step, as far as each can without retracting one."""
-        if most < 2 or any(item.num_tokens > 1 or not item.samples for item in scheduled):
+        if most < 2 or any(item.num_tokens > 1 or item.is_widened or not item.samples for item in scheduled):
             return scheduled
         num_decodes = min([most, *(item.request.num_unconditional for item in scheduled)])
         if num_decodes < 2:

@@ -129,6 +129,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     pictures: list[RowPicture] = []  # whose features are the first layer's input in place of tokens' embeddings
     rope_offset: int = 0  # the first token's rotary position, less its own; in a picture, that of the picture's first
     draws: list[int] = []  # `Sample.draw` of the plan's further decode steps; empty: there are none, or no seed
+    # True: part of a long prompt, for which layers widen weights of codes. Such rows come after the others, and are
+    # computed apart from them. They have no draft nodes.
+    widened: bool = False
     routes_from: int | None = None  # first position whose experts are wanted, up to the row's end; a cached one too
 
     @property

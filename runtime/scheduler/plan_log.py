@@ -39,6 +39,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     windows: WindowSizes | None = None
     context_length: int
     rope: RopeSwitch | None = None
+    widened_from: int = 0
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
     special_ids: dict[str, int] = {}
@@ -51,6 +52,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         sizes: CacheSizes,
         context_length: int,
         rope: RopeSwitch | None = None,
+        widened_from: int = 0,
     ) -> LogHeader:
         """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
@@ -59,6 +61,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             config=config,
             context_length=context_length,
             rope=rope,
+            widened_from=widened_from,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),
             special_ids=dict(vocabulary.special_ids),

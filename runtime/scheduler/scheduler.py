@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -80,9 +81,11 @@ class Scheduler:
         continuous: bool = False,
         rope: RopeSwitch | None = None,
         route_shape: tuple[int, int] | None = None,
+        widened_from: int = 0,
     ) -> None:
         """With `continuous`, which takes plans one after the other, a plan may have several short decode steps. `rope`
-        is that of a model whose angles change with the length, `route_shape` that of the experts which are recorded."""
+        is that of a model whose angles change with the length, `route_shape` that of the experts which are recorded;
+        `widened_from` is as in `Batch`."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -93,7 +96,7 @@ class Scheduler:
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
         self._remote = RemotePrefixes(calls.fetch_prefix)
-        self._batch = Batch(cache)
+        self._batch = Batch(cache, widened_from)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
         retokenise = calls.retokenise if config.jump_forward else None
@@ -208,7 +211,7 @@ class Scheduler:
             running = self._batch.extend_prefills(running, admitted.num_left, background)
         if not (admitted.scheduled or self._waiting.may_start_soon or self.pending_grammars or self._drafting.is_on):
             running = self._batch.add_decodes(running, self._decodes.most(running))
-        scheduled = running + admitted.scheduled
+        scheduled = sorted(running + admitted.scheduled, key=attrgetter("is_widened"))  # widened rows come last
         rows, requests = self._build(with_one_picture(scheduled) if self._config.picture_bytes else scheduled)
         if not rows:
             if self._following and not self._in_flight:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import torch
 
+from ...kernels.widening import WIDENED_FROM
 from ..engine.draft_source import DraftRow, DraftStep
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
@@ -218,7 +219,8 @@ class DraftModelSource:
             replayed = self._graphs.hidden_and_features(rows, last, NO_LAST_TOKENS, features=False)
             if replayed is not None:
                 return replayed[0]
-        return self._model.hidden(decoder_inputs(rows, self._model, last, kv[0]), kv)
+        inputs = decoder_inputs(rows, self._model, last, kv[0])
+        return self._model.hidden(replace(inputs, widened=last[-1] >= WIDENED_FROM), kv)  # guesses need no exactness
 
     def _make_scratch(self, num_pages: int) -> None:
         if num_pages <= self._scratch:

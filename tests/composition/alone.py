@@ -176,6 +176,7 @@ def run(
         continuous=config.num_ranks == 1 and config.overlap != "on",
         rope=rope,
         route_shape=engine.info.route_shape,
+        widened_from=engine.info.widened_from,
     )
     got = {request.rid: Got() for request in requests}
     plans: list[ForwardPlan] = []

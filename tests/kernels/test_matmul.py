@@ -11,11 +11,11 @@ from ramiform.kernels.cpu.products.packed_matrix import (
     BFLOAT16,
     BFLOAT16_ROWS,
     FLOAT32,
-    INT8,
     TILES_FROM,
     WIDTH,
     PackedMatrix,
 )
+from ramiform.kernels.widening import widened_products
 
 ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 63, 64, 65, 200]
 
@@ -33,7 +33,7 @@ def assert_close_sums(got: torch.Tensor, want: torch.Tensor, x: torch.Tensor, w:
 
 
 def by_tiles(matrix: PackedMatrix, num_rows: int) -> bool:
-    """Return True if this processor multiplies so many rows by tiles, whose sums run in another order."""
+    """Return True if so many rows are multiplied by tiles now, whose sums run in another order."""
     return bool(0 < matrix.descriptor[TILES_FROM] <= num_rows)
 
 
@@ -51,18 +51,21 @@ def check_codes(
 ) -> None:
     """Products by codes with scales are those of `rounded` rows, and where panels are widened for tiles, of bfloat16
     rows and weights. All are in float64."""
-    is_widened = matrix.descriptor[0] != INT8 and by_tiles(matrix, len(x))
-    read, weights = (x.bfloat16().double(), w.float().bfloat16().double()) if is_widened else (rounded, w)
-    got = packed_matmul(x, matrix)
-    scale = read.abs() @ weights.abs().T + 1
-    assert (((got.double() - read @ weights.T - bias.double()) / scale).abs() < 1e-6).all()
-    if not is_widened:
-        few = [packed_matmul(row, matrix) for row in x.split(1)] if len(x) else []
-        assert torch.equal(got, torch.cat([got[:0], *few]))
-        return
-    check_rows_alone(x, matrix, got)
-    matrix.round_alike()
-    check_codes(matrix, x, rounded, w, bias)
+
+    def check(read: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        got = packed_matmul(x, matrix)
+        scale = read.abs() @ weights.abs().T + 1
+        assert (((got.double() - read @ weights.T - bias.double()) / scale).abs() < 1e-6).all()
+        return got
+
+    few = [packed_matmul(row, matrix) for row in x.split(1)] if len(x) else []
+    got = check(rounded, w)
+    assert torch.equal(got, torch.cat([got[:0], *few]))
+    with widened_products(True):
+        if not matrix.widens:
+            assert torch.equal(packed_matmul(x, matrix), got)
+            return
+        check_rows_alone(x, matrix, check(x.bfloat16().double(), w.float().bfloat16().double()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -28,9 +28,10 @@ from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS, GROUP
 from ramiform.kernels.cpu.products.block_matmul import BlockReader
 from ramiform.kernels.cpu.products.block_rows import pack_rows
 from ramiform.kernels.cpu.products.matmul import packed_matmul
-from ramiform.kernels.cpu.products.packed_matrix import TILES_FROM, WIDTH, PackedMatrix
+from ramiform.kernels.cpu.products.packed_matrix import WIDTH, PackedMatrix
 from ramiform.kernels.cpu.products.tile import Tile
-from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, MIN_ROWS, widen_groups
+from ramiform.kernels.cpu.products.widened import MEMORY_BYTES, widen_groups
+from ramiform.kernels.widening import widened_products
 from ramiform.tests.kernels import test_amx, test_integer_matmul
 from ramiform.tests.kernels.test_block_matmul import stored
 from ramiform.tests.kernels.test_instructions import X86, count
@@ -109,11 +110,6 @@ def test_a_processor_widens_by_its_instructions(name: str) -> None:
     assert "tmm" not in text
 
 
-def test_deterministic_products_of_a_layer_that_is_not_packed_have_too_few_rows_to_be_widened() -> None:
-    """Act-order layers go through FixedRowsLinear, which the decoder gives 16 rows on a CPU."""
-    assert MIN_ROWS > 16
-
-
 def matrix_of(name: str, N: int, C: int) -> tuple[PackedMatrix, torch.Tensor, torch.Tensor]:
     """Return a matrix, its weights in float64, and its bias."""
     if name not in BLOCK_FORMATS:
@@ -145,8 +141,9 @@ def packed_products(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
 def test_a_step_s_products_are_those_of_one_call(name: str) -> None:
     matrix, w, bias = matrix_of(name, 2 * WIDTH + 5, 2304)
     x = torch.randn(525, 2304, generator=torch.Generator().manual_seed(1))
-    got = packed_products(x, matrix)
-    assert torch.equal(got, packed_matmul(x, matrix))
+    with widened_products(True):
+        got = packed_products(x, matrix)
+        assert torch.equal(got, packed_matmul(x, matrix))
     want = x.bfloat16().double() @ w.float().bfloat16().double().T + bias
     assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-3)
 
@@ -155,18 +152,19 @@ def check(name: str) -> None:
     """Print what is wrong with products by a format, and their errors."""
     for N, C in ((WIDTH + 5, 2304), (2 * WIDTH, 256)):  # one block of inputs and a rest, a panel and a rest
         matrix, w, bias = matrix_of(name, N, C)
-        x = torch.randn(MIN_ROWS + 20, C, generator=torch.Generator().manual_seed(C))
+        x = torch.randn(276, C, generator=torch.Generator().manual_seed(C))
         exact = x.double() @ w.T + bias
         few = torch.cat([packed_matmul(one, matrix) for one in x.split(5)])
         every = torch.from_numpy(test_amx.naive(x.bfloat16(), w.float().bfloat16(), bias))
-        if matrix.descriptor[TILES_FROM] != MIN_ROWS:
+        if not matrix.widens:
             print(f"{name}: no tiles")
-        if not torch.equal(packed_matmul(x[: MIN_ROWS - 1], matrix), few[: MIN_ROWS - 1]):
+        if not torch.equal(packed_matmul(x, matrix), few):
             print(f"{name}: {N} x {C}: tiles of bytes differ from dot products")
-        for T in (MIN_ROWS, MIN_ROWS + 1, len(x)):
-            got = packed_matmul(x[:T], matrix)
-            if not (torch.equal(got, every[:T]) and torch.equal(packed_products(x[:T], matrix), got)):
-                print(f"{name}: {T} x {N} x {C} differ from sums in the manual's order")
+        for T in (1, 17, 64, 256, 257, len(x)):
+            with widened_products(True):
+                got = packed_matmul(x[:T], matrix)
+                if not (torch.equal(got, every[:T]) and torch.equal(packed_products(x[:T], matrix), got)):
+                    print(f"{name}: {T} x {N} x {C} differ from sums in the manual's order")
 
         def error(some: torch.Tensor, exact: torch.Tensor = exact) -> float:
             return float((some.double() - exact).norm() / exact.norm())
@@ -174,12 +172,14 @@ def check(name: str) -> None:
         print(f"{name} {C} error {error(every):.2e} {error(few):.2e}")
         broken = x.clone()
         broken[7, 100] = float("nan")
-        y = packed_matmul(broken, matrix)
+        with widened_products(True):
+            y = packed_matmul(broken, matrix)
         if not (y[7].isnan().all() and torch.equal(y[8:], every[8:])):
             print(f"{name}: NaN stays in its row")
         matrix.round_alike()
-        if not torch.equal(packed_matmul(x, matrix), few):
-            print(f"{name}: deterministic products depend on the number of rows")
+        with widened_products(True):
+            if not torch.equal(packed_matmul(x, matrix), few):
+                print(f"{name}: deterministic products are widened")
 
 
 # A minute each, most of it to compile loops: `make test-tiles` takes every kind.

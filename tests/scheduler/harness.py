@@ -98,6 +98,7 @@ class Runtime:
         ahead: bool = False,
         slow_masks: int | None = None,
         continuous: bool = False,
+        widened_from: int = 0,
         **speculative: Any,
     ) -> None:
         self.cache = WatchedCache(
@@ -137,7 +138,11 @@ class Runtime:
                 lambda before, data: self.retokenise(before, data), self.grammars.prepare if self.works_slowly else None
             ),
             continuous=continuous and not ahead,
+            widened_from=widened_from,
         )
+        self.widened_from = widened_from
+        self.num_prompt: dict[str, int] = {}
+        self.widened: dict[str, bool] = {}  # whether the prompts of requests are
         self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: self.engine.now)
         self.launched: list[FakeLaunched] = []
         self.num_waited = 0
@@ -149,7 +154,7 @@ class Runtime:
 
     def add(self, *messages: Generate, owner: bytes = b"") -> None:
         for message in messages:
-            self.answers[message.rid] = Answer()
+            self.answers[message.rid], self.num_prompt[message.rid] = Answer(), len(message.tokens)
             self.take(self.scheduler.handle(message, 0.0, owner))
 
     def abort(self, rid: str | None, owner: bytes = b"") -> None:
@@ -178,9 +183,28 @@ class Runtime:
         """Launch a plan, as the engine does, and record it."""
         assert 0 < plan.num_tokens <= self.config.prefill_budget
         assert len(plan.rows) <= self.config.max_running
+        self.check_widened(plan)
         self.plans.append(plan)
         self.launched.append(self.engine.launch(plan))
         return self
+
+    def check_widened(self, plan: ForwardPlan) -> None:
+        """Widened rows come last, and a request's are those of its prompt, all or none."""
+        kinds = [row.widened for row in plan.rows]
+        assert kinds == sorted(kinds)
+        for row in plan.rows:
+            num_prompt = self.num_prompt[row.rid]
+            if row.first_position < num_prompt:
+                if row.rid not in self.widened:
+                    num_missing = num_prompt - row.first_position
+                    self.widened[row.rid] = 0 < self.widened_from <= num_missing
+                assert row.widened == self.widened[row.rid]
+            else:
+                assert not row.widened
+            if row.widened:
+                assert row.first_position + len(row.tokens) <= num_prompt
+                assert row.parents is None
+                assert plan.num_decodes == 1
 
     def sample(self, sampling: SamplingPlan) -> None:
         self.launched[-1].sample(sampling)

@@ -148,6 +148,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "speculative_eagle_topk": draw(st.integers(1, 4)),
         "speculative_num_draft_tokens": draw(st.integers(2, 12)),
         "continuous": draw(st.booleans()),
+        "widened_from": draw(st.sampled_from([0, 1, 4, 9])),
     }
     kinds = st.sampled_from(
         ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end", "pause"]

@@ -36,6 +36,28 @@ def test_a_prefill_chunk_and_decode_rows_share_a_step_and_its_budget() -> None:
     runtime.finish()
 
 
+def test_a_prompt_is_widened_by_its_own_length_whatever_is_computed_beside_it() -> None:
+    """Chunks of a long prompt may be short, and short prompts come together; forced text is no part of a prompt."""
+    prompts = {"long": 21, "short": 7, "another": 7, "forced": 9}
+
+    def widened(*rids: str, budget: int = 100) -> dict[str, list[int]]:
+        """Return the positions of each request's widened rows."""
+        runtime = Runtime(widened_from=8, budget=budget, cache=False)
+        for rid in rids:
+            constraint = {"constraint": Constraint("choices", "[[2, 3, 4]]")} if rid == "forced" else {}
+            runtime.add(generate(rid, [5] * prompts[rid], max_new_tokens=3, **constraint))
+        runtime.finish()
+        found: dict[str, list[int]] = {rid: [] for rid in rids}
+        for row in (row for plan in runtime.plans for row in plan.rows if row.widened):
+            found[row.rid] += range(row.first_position, row.first_position + len(row.tokens))
+        return found
+
+    for budget in (5, 16, 100):
+        together = widened(*prompts, budget=budget)
+        assert together == {rid: list(range(num)) if num >= 8 else [] for rid, num in prompts.items()}
+        assert together == {rid: widened(rid)[rid] for rid in prompts}
+
+
 def test_short_decode_steps_are_planned_several_at_once_while_nobody_waits() -> None:
     runtime = Runtime(continuous=True)
     runtime.add(generate("greedy", [2, 3], max_new_tokens=30, **FREE))

@@ -56,6 +56,7 @@ def _log_probability(engine: ForwardEngine, tokens: list[int]) -> float:
     """Sum the log-probabilities of all tokens but the first."""
     score = Score(first=0, targets=tokens[1:], num_top=0)
     pages = list(range(-(-len(tokens) // engine.info.page_size)))
-    row = Row(rid="perplexity", tokens=tokens, first_position=0, pages=pages, score=score)
+    widened = 0 < engine.info.widened_from <= len(tokens)  # as a prompt's rows are
+    row = Row(rid="perplexity", tokens=tokens, first_position=0, pages=pages, score=score, widened=widened)
     result = engine.run(ForwardPlan(step=0, copies=[], rows=[row]))
     return sum(entry.logprob for entry in result.rows[0].scores)

@@ -86,6 +86,7 @@ def _continue(
                     first_position=known - 1 if answer else 0,
                     pages=list(pages),
                     sample=Sample(temperature=temperature, draw=draw.getrandbits(63)),
+                    widened=not answer,
                 )
             )
         results = engine.run(ForwardPlan(step=step, copies=[], rows=rows)).rows

@@ -34,7 +34,8 @@ class Target:
         rows, num_pages = [], 0
         for index, ids in enumerate(texts):
             end = num_pages + -(-len(ids) // PAGE_SIZE)
-            rows.append(Row(rid=str(index), tokens=list(ids), first_position=0, pages=list(range(num_pages, end))))
+            pages = list(range(num_pages, end))
+            rows.append(Row(rid=str(index), tokens=list(ids), first_position=0, pages=pages, widened=True))
             num_pages = end
         if num_pages > self._memory.num_pages:
             self._memory = self._allocate(num_pages)

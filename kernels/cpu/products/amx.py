@@ -39,6 +39,8 @@ logger = logging.getLogger("ramiform.kernels")
 # Rows of a product from which on tiles are used: of int8 fewer are bound by reading, and dot products read as fast.
 MIN_ROWS, MIN_ROWS_OF_BYTES = 1, 8
 MOST_ROWS = 512  # packed in tiles, that meet a panel together
+# Inputs of so many rows, or in blocks of steps of half of them, stay in the second cache while panels pass.
+_INPUTS_OF_MOST_ROWS = 1280
 TILE_HEIGHT, _STEPS = 16, 16  # rows of a tile; a step of bfloat16 pairs is a row of weights
 _CACHED_STEPS = 256  # whose weights, of 32 outputs, stay in the first cache while all blocks of rows meet them
 _AHEAD = 1024  # bytes of weights that come from memory, ahead of those that few rows meet
@@ -222,6 +224,12 @@ def _fetch_tiles(_: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def rows_of_block(inputs: int) -> int:
+    """Return how many rows packed in tiles meet all panels together."""
+    return MOST_ROWS if inputs <= _INPUTS_OF_MOST_ROWS else MOST_ROWS // 2
 
 
 @register_jitable  # type: ignore[untyped-decorator]

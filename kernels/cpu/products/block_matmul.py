@@ -424,7 +424,8 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
         is_widened = tiles == WIDENED_ROWS
         if has_tiles and (is_widened or (tiles == BYTE_TILES and T >= byte_tiles.MIN_ROWS)):
             scratch, sums = stack_memory(scratch_bytes), stack_memory(SUMS_BYTES)
-            most_rows, all_groups = amx.MOST_ROWS if is_widened else byte_tiles.MOST_ROWS, units * groups
+            all_groups = units * groups
+            most_rows = amx.rows_of_block(all_groups * GROUP) if is_widened else byte_tiles.MOST_ROWS
             for first_row in range(0, T, most_rows):
                 rows, own_x, own_y = min(most_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
                 for begin in range(0, units, wide_units):

@@ -7,7 +7,7 @@ Many rows go in blocks whose inputs stay in the second cache, by blocks of steps
 wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows.
 Tiles (`amx`) sum rows of bfloat16 otherwise: all these go by them. Rows that are packed in tiles (`in_tiles`) have
 their last panel by tiles too. Sums of codes are exact, so rows of int8 go by tiles where that is faster (`byte_tiles`).
-Rows of prompts are bfloat16s for weights with scales by group, which are widened (`widened`): they differ from fewer.
+Rows of long prompts are bfloat16s for weights with scales by group, which are widened (`widened`): they differ.
 
 Legend: T rows, C inputs, N outputs.
 """
@@ -32,7 +32,6 @@ from ..instructions import HOST
 from ..pointers import pointer_to, put, stack_memory
 from ..thread_pool import num_threads, run_tasks, share_range
 from .amx import (
-    MOST_ROWS,
     PANEL_BYTES,
     SUMS_BYTES,
     TILE_HEIGHT,
@@ -43,6 +42,7 @@ from .amx import (
     local_state,
     multiply_many,
     multiply_packed,
+    rows_of_block,
 )
 from .block_panels import (
     GROUP_BYTES,
@@ -104,8 +104,7 @@ _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
 _TILES = HOST.tiles
 TILE_INPUTS = 32  # of a row in a tile
-# Inputs of so many rows, or in blocks of steps of half of them, stay in the second cache while panels pass.
-_INPUTS_OF_MOST_ROWS, _TILE_BLOCK_STEPS = 1280, 1280
+_TILE_BLOCK_STEPS = 1280
 _AHEAD_LINES = HOST.ahead_lines
 _SCRATCH_BYTES = max(MEMORY_BYTES, numbers_bytes(1)) if HOST.tiles else 64  # for widened weights, or for rows' numbers
 _PARTS = 4  # per thread, so that one that started late takes fewer
@@ -143,25 +142,17 @@ def _row_bytes(descriptor: Ints) -> int:
     return 0
 
 
-@register_jitable  # type: ignore[untyped-decorator]
-def _rows_of_block(inputs: int) -> int:
-    """Return how many rows packed in tiles meet all panels together."""
-    return MOST_ROWS if inputs <= _INPUTS_OF_MOST_ROWS else MOST_ROWS // 2
-
-
 @compiled("int64(int64[::1])")
 def tile_rows_of_block(descriptor: Ints) -> int:
     """Return how many rows packed in tiles meet all panels together."""
-    return _rows_of_block(descriptor[2])  # type: ignore[no-any-return]
+    return rows_of_block(descriptor[2])  # type: ignore[no-any-return]
 
 
 @compiled("boolean(int64[::1], int64)")
 def in_tiles(descriptor: Ints, num_rows: int) -> bool:
     """Return True if the rows of a product may be packed in tiles (`amx.packed_place`)."""
-    is_wide = descriptor[0] == BFLOAT16_ROWS or descriptor[0] > INT8
-    return (
-        is_wide and descriptor[2] % TILE_INPUTS == 0 and num_rows > FEW_ROWS and 0 < descriptor[TILES_FROM] <= num_rows
-    )
+    is_wide = descriptor[0] > INT8 or (descriptor[0] == BFLOAT16_ROWS and num_rows > FEW_ROWS)
+    return is_wide and descriptor[2] % TILE_INPUTS == 0 and 0 < descriptor[TILES_FROM] <= num_rows
 
 
 @compiled("boolean(int64[::1], int64)")
@@ -280,7 +271,7 @@ def _multiply_tile_rows(
     factor: float,
 ) -> None:
     """Write the products of T rows packed in tiles and some panels of bfloat16s, or with `total` add them there."""
-    sums, panel_bytes, block_rows = stack_memory(SUMS_BYTES), steps * PANEL_BYTES, _rows_of_block(2 * steps)
+    sums, panel_bytes, block_rows = stack_memory(SUMS_BYTES), steps * PANEL_BYTES, rows_of_block(2 * steps)
     for row in range(0, T, block_rows):
         rows, rows_at = min(block_rows, T - row), x + row * 4 * steps
         for begin in range(0, steps, _TILE_BLOCK_STEPS):
@@ -320,7 +311,7 @@ def _multiply_codes(
     The panels' addresses are those of the first one's. Rows are packed in tiles if weights are widened.
     """
     unpacked, scratch, sums = stack_memory(UNPACKED_BYTES), stack_memory(_SCRATCH_BYTES), stack_memory(SUMS_BYTES)
-    groups, count, most_rows = C // group, BLOCK_INPUTS // group, MOST_ROWS if is_widened else MOST_BYTE_ROWS
+    groups, count, most_rows = C // group, BLOCK_INPUTS // group, rows_of_block(C) if is_widened else MOST_BYTE_ROWS
     for first_row in range(0, T, most_rows):
         rows, own_x, own_y = min(most_rows, T - first_row), x + first_row * x_bytes, y + first_row * y_bytes
         for begin in range(0, groups, count):

@@ -24,6 +24,7 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from ...huge_pages import zeros_in_huge_pages
+from ...widening import widens
 from ..compiled import compiled_in_order
 from ..instructions import HOST
 from ..pointers import pointer_to
@@ -32,12 +33,11 @@ from .amx import MIN_ROWS, MIN_ROWS_OF_BYTES, STEP_BYTES, TILE_HEIGHT, usable
 from .block_formats import BLOCK_FORMATS, GROUP
 from .block_rows import decoded, pack_rows
 from .unpacked import BLOCK_INPUTS
-from .widened import MIN_ROWS as WIDENED_ROWS
 
 WIDTH = HOST.width
 
 NUM_DESCRIPTOR_WORDS, TILES_FROM = 9, 8
-NEVER = np.iinfo(np.int64).max  # rows from which on weights are widened
+NEVER = np.iinfo(np.int64).max  # rows from which on products go by tiles with widened weights
 # Formats, the first number of a descriptor.
 FLOAT32 = 0
 BFLOAT16 = 1  # rows stay float32; exact for float32 models whose weights are bfloat16s
@@ -49,6 +49,7 @@ INT4 = 5  # a scale and a base per output and group: (code - 8) * scale + base
 
 BLOCKS = 6  # ggml's block formats (`block_formats`), one or several
 
+_WIDENED_GROUP = 64  # inputs of the largest group of weights that are widened
 ROW_GROUP = 128  # inputs of a rows' group where weights have no groups; much larger inputs stay floats
 
 LARGE_RATIO = 16  # of a large input's code to the mean of its group's magnitudes
@@ -65,8 +66,8 @@ class PackedMatrix:
 
     `descriptor` is int64 [NUM_DESCRIPTOR_WORDS]: format, outputs, inputs, group size (0 without groups), the
     addresses of codes, scales, bases (0 where the format has none) and the float32 bias, and the number of rows from
-    which on products go by tiles (`amx`), 0 for none. With scales by group these are the rows from which on weights are
-    widened; if it is not 0, fewer may go by tiles of bytes. The addresses hold as long as this object.
+    which on products go by tiles (`amx`), 0 for none. With scales by group that is 1 where weights are widened; NEVER
+    lets many rows go by tiles of bytes. The addresses hold as long as this object.
 
     Of BLOCKS, the address of codes is that of a table of sections of panels, that of scales their number. A section is
     int64 [5]: its last panel + 1, the address of its first one, a panel's bytes and units, and the address of its loop.
@@ -85,6 +86,8 @@ class PackedMatrix:
         self._descriptor: NDArray[np.int64] = np.array(
             [kind, outputs, inputs, group, 0, 0, 0, self._bias.ctypes.data, self._tile_rows(kind, group)], np.int64
         )
+        # True: for a long prompt's rows. Codes of larger groups are scaled so seldom that widening them is no faster.
+        self.widens = self._descriptor[TILES_FROM] == NEVER and group <= _WIDENED_GROUP
 
     @staticmethod
     def _tile_rows(kind: int, group: int) -> int:
@@ -94,7 +97,7 @@ class PackedMatrix:
         if kind == INT8 and group % STEP_BYTES == 0:
             return MIN_ROWS_OF_BYTES
         if kind in (INT8_GROUPS, INT4, BLOCKS) and group <= BLOCK_INPUTS:
-            return WIDENED_ROWS
+            return NEVER
         return MIN_ROWS if kind == BFLOAT16_ROWS else 0
 
     @classmethod
@@ -175,20 +178,27 @@ class PackedMatrix:
 
     @property
     def descriptor(self) -> NDArray[np.int64]:
-        """The numbers by which loops find the matrix. The first use waits for the loops of its block formats."""
+        """The numbers by which loops find the matrix, which `widened_products` has a part in.
+
+        The first use waits for the loops of its block formats.
+        """
         if self._sections is not None:
             from .block_matmul import loop_address  # here, because it imports the product loops
 
             for section, name in enumerate(self._formats):
                 self._sections[section, 4] = loop_address(name)
             self._sections = None
-        return self._descriptor
+        if not (self.widens and widens()):
+            return self._descriptor
+        widening = self._descriptor.copy()
+        widening[TILES_FROM] = 1
+        return widening
 
     def round_alike(self) -> None:
         """Multiply few and many rows by the same instructions, so that a row's numbers do not depend on how many."""
-        kind, tile_rows = self._descriptor[0], self._descriptor[TILES_FROM]
-        if tile_rows > 0 and kind != INT8:  # whose sums are exact, by tiles too
-            self._descriptor[TILES_FROM] = NEVER if kind > INT8 else 0
+        self.widens = False
+        if self._descriptor[0] == BFLOAT16_ROWS:  # sums of codes are exact, by tiles too
+            self._descriptor[TILES_FROM] = 0
 
     def weights(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight in float32 [len(outputs), C], of a matrix of one block format."""

@@ -23,9 +23,6 @@ from .block_formats import GROUP
 from .tile import I64, Tile, emit_choice
 from .unpacked import BLOCK_INPUTS, KINDS
 
-# Rows of a product from which on weights are widened: more than the decode rows, drafts and forced text of a step,
-# whose answers would depend on how many they are.
-MIN_ROWS = 256
 HALF_BYTES = BLOCK_INPUTS // 2 * HALF_STEP_BYTES
 MEMORY_BYTES = 2 * HALF_BYTES  # an eighth of the second cache
 

@@ -13,7 +13,7 @@ from .path import EngineParts, Forward, Path
 
 _ROWS: frozenset[Need] = frozenset(
     {"Row.tokens", "Row.sample", "Row.follows", "Row.window_pages", "Row.parents", "Row.nodes"}
-    | {"Row.adapter", "Row.rope_length", "Row.pictures", "Row.rope_offset"}
+    | {"Row.adapter", "Row.rope_length", "Row.pictures", "Row.rope_offset", "Row.widened"}
 )
 
 

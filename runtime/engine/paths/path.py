@@ -58,6 +58,20 @@ class Forward(NamedTuple):
     scores: Deferred[list[list[TokenLogprob]]] = list
     pools: Deferred[list[np.ndarray]] = list  # sums of hidden states, float32 [E] each
 
+    @classmethod
+    def joined(cls, parts: Sequence[Forward]) -> Forward:
+        """Return the forward of the rows of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        logits = [part.logits_OV for part in parts if part.logits_OV is not None]
+        features = [part.features_TE for part in parts if part.features_TE is not None]
+        return cls(
+            torch.cat(logits) if logits else None,
+            torch.cat(features) if features else None,
+            lambda: [scores for part in parts for scores in part.scores()],
+            lambda: [pool for part in parts for pool in part.pools()],
+        )
+
 
 class Sampled(NamedTuple):
     """Tokens of a step, queued on the device."""

@@ -16,6 +16,7 @@ from .... import kernels
 from ....kernels import Ops
 from ....kernels.reference.experts import Routing
 from ....kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
+from ....kernels.widening import widened_products
 from ..linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
 from ..mlp import DenseMlp, Mlp
 from ..packed_linear import can_pack
@@ -101,7 +102,8 @@ class SeparateExperts:
             return _add_bias(y, self.bias_NO, ends_N)
         x_PC = x if rows_P is None else x[rows_P]
         some = list(kernels.expert_ranges(ends_N)) or [(0, 0, 0)]
-        return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in some])
+        with widened_products(False):  # an expert may have few rows of a long prompt
+            return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in some])
 
     def expert(self, index: int) -> Linear:
         return self.linears[index]

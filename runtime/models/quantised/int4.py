@@ -60,22 +60,22 @@ class Int4Linear:
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
         self._orders: list[torch.Tensor] = []  # of the modules that are fused here, which must be the same
         self.order_C: torch.Tensor | None = None  # int64: the input of each column, by group; None: as they come
-        self._packed: PackedMatrix | None = None
+        self.packed: PackedMatrix | None = None
         self._products = kernels.quantised_products(self.codes_NC2.device)
         self.codes: Any = None  # the whole layer, packed for `_products`
 
     @property
     def matrix(self) -> PackedMatrix | None:
         """The whole layer, packed for compiled loops that give it all inputs in place; None of others."""
-        return self._packed if self.order_C is None else None
+        return self.packed if self.order_C is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.order_C is not None:
             x = x[:, self.order_C]
-        if self._packed is not None:
+        if self.packed is not None:
             from ....kernels.cpu.products.matmul import packed_matmul
 
-            return packed_matmul(x, self._packed)
+            return packed_matmul(x, self.packed)
         if self.codes is not None:
             if len(x) < MANY_ROWS:
                 return self.product(x, self.codes)
@@ -102,7 +102,7 @@ class Int4Linear:
             from ....kernels.cpu.products.packed_matrix import PackedMatrix  # here, because it imports numba
 
             scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
-            self._packed = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
+            self.packed = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
         else:
             return
         self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
@@ -120,8 +120,8 @@ class Int4Linear:
 
     @property
     def nbytes(self) -> int:
-        if self._packed is not None:
-            return self._packed.nbytes
+        if self.packed is not None:
+            return self.packed.nbytes
         if self.codes is not None:
             return total_bytes(self.codes.codes, self.codes.scale, self.codes.base, self.bias_N)
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)

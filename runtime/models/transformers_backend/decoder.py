@@ -68,6 +68,11 @@ class TransformersDecoder(Decoder):
         self._head = _with_states(model)
         self._try()
 
+    @property
+    def widens(self) -> bool:
+        """False: transformers' layers are not told which rows are a long prompt's."""
+        return False
+
     def use_loops(self) -> None:
         """Attend with compiled loops from the next step on."""
         if self.ops.name == "plain-cpu":

@@ -40,6 +40,7 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
         pictures=row_pictures(message.pictures, first, end) if message.pictures else [],
         rope_offset=rope_offset(message.pictures, first) if message.pictures else 0,
         draws=[] if item.num_decodes == 1 else _further_draws(item),
+        widened=item.is_widened,
         routes_from=_routes_from(request, first, end),
     )
 
