@@ -49,7 +49,6 @@ INT4 = 5  # a scale and a base per output and group: (code - 8) * scale + base
 
 BLOCKS = 6  # ggml's block formats (`block_formats`), one or several
 
-_WIDENED_GROUP = 64  # inputs of the largest group of weights that are widened
 ROW_GROUP = 128  # inputs of a rows' group where weights have no groups; much larger inputs stay floats
 
 LARGE_RATIO = 16  # of a large input's code to the mean of its group's magnitudes
@@ -86,8 +85,7 @@ class PackedMatrix:
         self._descriptor: NDArray[np.int64] = np.array(
             [kind, outputs, inputs, group, 0, 0, 0, self._bias.ctypes.data, self._tile_rows(kind, group)], np.int64
         )
-        # True: for a long prompt's rows. Codes of larger groups are scaled so seldom that widening them is no faster.
-        self.widens = self._descriptor[TILES_FROM] == NEVER and group <= _WIDENED_GROUP
+        self.widens = self._descriptor[TILES_FROM] == NEVER  # True: for a long prompt's rows
 
     @staticmethod
     def _tile_rows(kind: int, group: int) -> int:
