@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Tokens of a prompt from which on its rows meet widened weights. Alone, 24 rows with scales by 32 inputs take 1.0 to 1.4
-# times as long as by codes, and 40 as long; in a step with other prompts, which share the widening, half as long.
+# Tokens of a prompt from which on its rows meet widened weights. Alone, 24 rows take 1.0 to 1.4 times as long as by
+# codes with scales by 32 inputs, and 40 as long; in a step with other prompts, which share the widening, half as long.
 WIDENED_FROM = 24
 _widens = ContextVar("widens", default=False)
 

@@ -143,7 +143,9 @@ class Bench:
         self._engine: ForwardEngine = core.engine
         self._tokenizer = load_tokenizer(find_checkpoint(model))
         data = (self._tokenizer.token_bytes + [None] * core.info.vocab_size)[: core.info.vocab_size]
-        self._facts = VocabularyInfo(core.info.vocab_size, data, frozenset(self._tokenizer.eos_ids))
+        self._facts = VocabularyInfo(
+            core.info.vocab_size, data, frozenset(self._tokenizer.eos_ids), forced_end=self._tokenizer.usual_end
+        )
         vocabulary = Vocabulary.from_tokens(data, self._facts.eos_ids)
         orders: tuple[PropertyOrder, ...] = ("any", "schema")
         self._schedulers = {

@@ -104,7 +104,9 @@ def load_core(
     engine.warm_up()
     info = _model_info(config, path, name, engine)
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
-    vocabulary = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids), tokenizer.special_ids)
+    vocabulary = VocabularyInfo(
+        info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids), tokenizer.special_ids, tokenizer.usual_end
+    )
     engine.rule_out(textless_tokens(vocabulary))
     adapters = Adapters(config, engine, info)
     sizes = _cache_sizes(info)

@@ -31,14 +31,16 @@ def apply_result(
     result: RowResult,
     vocabulary: VocabularyInfo,
     follow: Callable[[Request, int | None, bool, bool], bool],
+    forced_end: Callable[[Request, VocabularyInfo], int | None],
     verified: tuple[int, int] | None = None,
 ) -> AppliedResult:
     """Apply the result of a computed row, token by token, as if each had come alone. Its known tokens are counted.
 
     `follow` lets the grammar, if any, follow each, and appends the tokens that it forces. It is called with the token,
     None for an end of sequence; with True if the output goes on; and with True if the token is the result's last.
-    Tokens after the output's end are dropped, and those after a token for which `follow` returns False: they are
-    sampled again. `verified` counts the right guesses of the row's draft, and all of them; None if it had none.
+    `forced_end` gives the end of sequence where nothing else may follow. Tokens after the output's end are dropped, and
+    those after a token for which `follow` returns False: they are sampled again. `verified` counts the right guesses of
+    the row's draft, and all of them; None if it had none.
     """
     if request.routes is not None and row.routes_from is not None:
         request.routes.take(row.routes_from, result.routes)
@@ -88,6 +90,9 @@ def apply_result(
     else:
         if not result.is_finite:
             error = _not_finite(request)
+    if finish is None and error is None and (end := forced_end(request, vocabulary)) is not None:
+        finish = _append_token(request, end, vocabulary)
+        num_done = len(request.tokens) - request.num_prompt
     if row.parents is None and last > 0:  # each token after the first took a decode step of its own
         request.num_passes += max(0, position - num_known - 1)
     if request.message.logprobs is not None and (scored := request.next_scored) is not None:

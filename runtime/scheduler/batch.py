@@ -97,7 +97,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     @property
     def is_widened(self) -> bool:
         """True if the share is part of a prompt whose rows are `widened`."""
-        return self.request.is_widened and self.request.next_position < self.request.num_prompt
+        return self.request.next_position < self.request.widened_end
 
     @property
     def samples(self) -> bool:
@@ -198,8 +198,7 @@ class Batch:
         requests.
         """
         assert request.lease is None
-        if request.num_cached is None:
-            request.is_widened = 0 < self._widened_from <= request.num_prompt - num_matched
+        request.decide_widening(self._widened_from, num_matched)
         max_tokens = request.whole_chunk(max_tokens, num_matched)
         lease = self._cache.acquire(
             request.cache_tokens,

@@ -16,16 +16,19 @@ class VocabularyInfo:
     """Facts about the tokenizer's vocabulary.
 
     `token_bytes[id]` is the output of a token, None for special tokens, whose names are those of `special_ids`.
+    `forced_end` is the id of `eos_ids` that ends a constrained output which can only end; None: the model chooses one.
     """
 
     vocab_size: int
     token_bytes: Sequence[bytes | None]
     eos_ids: frozenset[int]
     special_ids: Mapping[str, int] = field(default_factory=dict)
+    forced_end: int | None = None
 
     def __post_init__(self) -> None:
         assert len(self.token_bytes) == self.vocab_size
         assert all(0 <= token < self.vocab_size for token in self.eos_ids)
+        assert self.forced_end is None or self.forced_end in self.eos_ids
 
 
 class GrammarProvider(Protocol):

@@ -2,7 +2,7 @@
 
 After Zheng et al., SGLang (2024), section 4. Tokens are appended, never replaced, and each must be one that could have
 been sampled: the grammar accepts it, it is not suppressed, and it does not end the output. A token that would end the
-output is left to the model, so every output ends with a sampled token.
+output is left to the model, but for the end of a sequence where the grammar allows nothing else.
 
 Forced text gets the tokenizer's own ids, at the seam and whatever follows: the model was trained on these, and other
 ids for the same text would mislead it.
@@ -17,8 +17,9 @@ from itertools import takewhile
 
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
+from .interfaces import VocabularyInfo
 from .request import Request
-from .rows.sampling_inputs import grammar_too_complex
+from .rows.sampling_inputs import grammar_too_complex, request_mask
 
 CONTEXT_TOKENS = 4  # maximum number of tokens before the seam that are encoded with the text
 
@@ -127,6 +128,7 @@ def append_forced(request: Request, ids: Sequence[int]) -> int:
     """Append forced tokens, up to the first that must not be. Returns and raises as `jump_forward`."""
     assert request.matcher is not None
     num_tokens = len(request.tokens)
+    is_first = request.widened_end == num_tokens  # nothing has been sampled
     room = max(0, request.end - 1 - num_tokens)
     try:
         for token in ids[:room]:
@@ -140,7 +142,22 @@ def append_forced(request: Request, ids: Sequence[int]) -> int:
             request.tokens.append(token)
     except GrammarError as error:
         raise grammar_too_complex(error) from None
+    if is_first:
+        request.widened_end = len(request.tokens)
     return len(request.tokens) - num_tokens
+
+
+def only_end(request: Request, vocabulary: VocabularyInfo) -> int | None:
+    """Return the end of sequence if nothing else may follow the request's tokens, whose mask is ready: then no pass is
+    needed to sample it. None where something else may, and where the request wants what a pass would tell."""
+    end, matcher = vocabulary.forced_end, request.matcher
+    if end is None or matcher is None or request.message.logprobs is not None or request.routes is not None:
+        return None
+    try:
+        mask = request_mask(request, vocabulary.vocab_size) if matcher.is_accepting() else None
+    except (GrammarError, RequestError):
+        return None  # it fails when its row is built
+    return end if request.stops.is_only_end(mask) else None
 
 
 def follow_continued(request: Request, retokenise: Retokenise | None) -> bool:

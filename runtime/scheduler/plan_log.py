@@ -43,6 +43,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
     special_ids: dict[str, int] = {}
+    forced_end: int | None = None
 
     @classmethod
     def of(
@@ -65,6 +66,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),
             special_ids=dict(vocabulary.special_ids),
+            forced_end=vocabulary.forced_end,
             **sizes._asdict(),
         )
 
@@ -75,7 +77,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     def vocabulary(self) -> VocabularyInfo:
         """Return the vocabulary facts that the header holds."""
         decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
-        return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids), self.special_ids)
+        return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids), self.special_ids, self.forced_end)
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, tag="message"):

@@ -207,7 +207,7 @@ class Request:
     num_in_flight: int = 0  # tokens after `num_computed` that plans in flight compute
     token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
     leaving: bool = False  # ended, but plans in flight may still write its pages
-    is_widened: bool = False  # the rows of its prompt are; decided at its first start, and kept
+    widened_end: int = 0  # position up to which its rows are `widened`, or 0; decided at its first start, and kept
     poisoned: bool = False  # its keys and values may be wrong, or of several weights: nobody may reuse them
     weights_mark: str = ""  # of the weights that compute it, in the namespace of its prefixes
     weights_version: str = DEFAULT_VERSION  # of the weights that sample its next token
@@ -324,13 +324,19 @@ class Request:
 
     def whole_chunk(self, num_tokens: int, first: int | None = None) -> int:
         """Return how many of the next `num_tokens` tokens, from position `first` on (None: the next one), one chunk
-        can have: more only where it begins with a picture that has to be computed at once, and no others after a
-        widened prompt's."""
+        can have: more only where it begins with a picture that has to be computed at once, and none after the last
+        widened one."""
         if first is None:
             first = self.next_position
-        if self.is_widened and first < self.num_prompt:
-            num_tokens = min(num_tokens, self.num_prompt - first)
+        if first < self.widened_end:
+            num_tokens = min(num_tokens, self.widened_end - first)
         return num_tokens if self.known_prompt is None else whole_chunk(self.message.pictures, first, num_tokens)
+
+    def decide_widening(self, widened_from: int, num_matched: int) -> None:
+        """Decide, at the first start, which rows are `widened`: all of a prompt with so many tokens or more to compute,
+        and of the text that is forced before the first sampled token, whenever the grammar says so."""
+        if self.num_cached is None and 0 < widened_from <= self.num_prompt - num_matched:
+            self.widened_end = len(self.tokens)
 
     @property
     def seniority(self) -> tuple[int, int]:

@@ -394,7 +394,10 @@ class Scheduler:
         request.num_computed += num_committed
         request.token_in_flight &= row.sample is None
         verified = self._drafting.verified(row, result)
-        answer, error = apply_result(request, row, result, self._vocabulary, self._following.follow, verified)
+        following = self._following
+        answer, error = apply_result(
+            request, row, result, self._vocabulary, following.follow, following.forced_end, verified
+        )
         if request.routes is not None and row.routes_from is not None:
             request.routes.cut(request.num_computed)
         if request.lease.states is not None:

@@ -53,6 +53,23 @@ class StopRules:
         """Return True if the token by itself ends an output that is long enough."""
         return token in self._completing_ids or token in self._ending_ids
 
+    def with_one_end(self, mask: bytes | None) -> bytes | None:
+        """Return the mask of a constrained output's next token, where only ends of sequence may follow with one of them
+        alone: whether the model samples it or nobody has to, it is the same."""
+        end = self._vocabulary.forced_end
+        if mask is None or end is None or end not in self._completing_ids or not _has(mask, end):
+            return mask
+        if int.from_bytes(mask).bit_count() > sum(_has(mask, token) for token in self._completing_ids):
+            return mask
+        alone = bytearray(len(mask))
+        alone[end // 8] = 1 << end % 8
+        return bytes(alone)
+
+    def is_only_end(self, mask: bytes | None) -> bool:
+        """Return True if the mask has the end of sequence that `with_one_end` leaves, and nothing else."""
+        end = self._vocabulary.forced_end
+        return mask is not None and end is not None and _has(mask, end) and int.from_bytes(mask).bit_count() == 1
+
     def feed(self, token: int, num_output: int) -> Finish | None:
         """Return the finish that `token` causes after `num_output` output tokens, or None. Call once per token, in
         order."""
@@ -107,3 +124,8 @@ class StopRules:
             for search_ in self._searches:
                 search_.reset()  # the special token's text is in between
         return None
+
+
+def _has(mask: bytes, token: int) -> bool:
+    """Return True if a mask allows a token."""
+    return bool(mask[token // 8] >> token % 8 & 1)

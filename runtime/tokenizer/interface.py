@@ -42,6 +42,7 @@ class Tokenizer(ABC):
     special_ids: dict[str, int]  # by name
     bos_id: int | None
     eos_ids: tuple[int, ...]  # ids that end an output: of configuration files, by their names, and by the template
+    usual_end: int | None  # of these, the one that ends an answer: as the template has it, else the first
     adds_bos: bool  # the model expects `bos_id` before every sequence
     chat: ChatTemplate | None
     strips_blank = False  # a sequence's text has no blank before its first word, which `token_bytes` have
@@ -68,7 +69,9 @@ class Tokenizer(ABC):
             declared = [self._find(name) for name in default_eos]
         ends = [token for token in declared if token is not None and token < self.vocab_size]
         self.chat = config.chat
-        self.eos_ids = tuple(dict.fromkeys([*ends, *self._ends_by_name(), *self._ends_by_template()]))
+        by_template = self._ends_by_template()
+        self.eos_ids = tuple(dict.fromkeys([*ends, *self._ends_by_name(), *by_template]))
+        self.usual_end = next(iter([*by_template, *self.eos_ids]), None)
         self.adds_bos = self.bos_id is not None and (adds_bos if config.adds_bos is None else config.adds_bos)
         self._names = {token: name.encode() for name, token in special_ids.items()}
 

@@ -146,6 +146,7 @@ def run(
         engine.info.vocab_size,
         (TOKENIZER.token_bytes + [None] * engine.info.vocab_size)[: engine.info.vocab_size],
         frozenset(TOKENIZER.eos_ids),
+        forced_end=TOKENIZER.usual_end,
     )
     cache = make_cache(
         config,

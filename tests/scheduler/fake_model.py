@@ -27,7 +27,7 @@ TOKEN_BYTES: list[bytes | None] = [
     b" ",
     b"c" * 5,
 ]
-VOCABULARY = VocabularyInfo(len(TOKEN_BYTES), TOKEN_BYTES, frozenset({EOS}))
+VOCABULARY = VocabularyInfo(len(TOKEN_BYTES), TOKEN_BYTES, frozenset({EOS}), forced_end=EOS)
 
 
 def number(*parts: object) -> int:

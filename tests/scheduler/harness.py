@@ -189,7 +189,8 @@ class Runtime:
         return self
 
     def check_widened(self, plan: ForwardPlan) -> None:
-        """Widened rows come last, and a request's are those of its prompt, all or none."""
+        """Widened rows come last, and a request's are those of its prompt and of what is forced behind it, all or
+        none."""
         kinds = [row.widened for row in plan.rows]
         assert kinds == sorted(kinds)
         for row in plan.rows:
@@ -199,10 +200,9 @@ class Runtime:
                     num_missing = num_prompt - row.first_position
                     self.widened[row.rid] = 0 < self.widened_from <= num_missing
                 assert row.widened == self.widened[row.rid]
-            else:
-                assert not row.widened
             if row.widened:
-                assert row.first_position + len(row.tokens) <= num_prompt
+                assert self.widened[row.rid]
+                assert not self.answers[row.rid].ids
                 assert row.parents is None
                 assert plan.num_decodes == 1
 

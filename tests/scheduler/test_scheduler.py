@@ -37,25 +37,30 @@ def test_a_prefill_chunk_and_decode_rows_share_a_step_and_its_budget() -> None:
 
 
 def test_a_prompt_is_widened_by_its_own_length_whatever_is_computed_beside_it() -> None:
-    """Chunks of a long prompt may be short, and short prompts come together; forced text is no part of a prompt."""
-    prompts = {"long": 21, "short": 7, "another": 7, "forced": 9}
+    """Chunks of a long prompt may be short, and short prompts come together. What is forced first is as the prompt is,
+    whenever the grammar says so."""
+    prompts, forced = {"long": 21, "short": 7, "another": 7, "forced": 9}, [2, 8, 2]
+    choices = Constraint("choices", json.dumps([[*forced, 9, 9], [*forced, 10, 10]]))
 
-    def widened(*rids: str, budget: int = 100) -> dict[str, list[int]]:
+    def widened(*rids: str, budget: int = 100, is_late: bool = False) -> dict[str, list[int]]:
         """Return the positions of each request's widened rows."""
-        runtime = Runtime(widened_from=8, budget=budget, cache=False)
-        for rid in rids:
-            constraint = {"constraint": Constraint("choices", "[[2, 3, 4]]")} if rid == "forced" else {}
-            runtime.add(generate(rid, [5] * prompts[rid], max_new_tokens=3, **constraint))
+        runtime = Runtime(widened_from=8, budget=budget)
+        for token, rid in enumerate(rids, 2):
+            constraint = {"constraint": choices} if rid == "forced" else {}
+            runtime.add(generate(rid, [token] * prompts[rid], max_new_tokens=6, **constraint))
+            if is_late:  # the prompt is computed before its grammar is compiled
+                runtime.step()
         runtime.finish()
         found: dict[str, list[int]] = {rid: [] for rid in rids}
         for row in (row for plan in runtime.plans for row in plan.rows if row.widened):
             found[row.rid] += range(row.first_position, row.first_position + len(row.tokens))
         return found
 
+    wanted: dict[str, list[int]] = {"long": [*range(21)], "short": [], "another": [], "forced": [*range(9 + 3)]}
     for budget in (5, 16, 100):
-        together = widened(*prompts, budget=budget)
-        assert together == {rid: list(range(num)) if num >= 8 else [] for rid, num in prompts.items()}
-        assert together == {rid: widened(rid)[rid] for rid in prompts}
+        for is_late in (False, True):
+            assert widened(*prompts, budget=budget, is_late=is_late) == wanted
+    assert {rid: widened(rid)[rid] for rid in prompts} == wanted
 
 
 def test_short_decode_steps_are_planned_several_at_once_while_nobody_waits() -> None:
@@ -352,6 +357,30 @@ def test_a_prompt_is_computed_while_its_grammar_is_compiled_and_holds_no_place()
     assert_equal(runtime.answers["constrained"], sequential(message))
     # The first token is forced, so it goes with the prompt's last one; then the second and the third.
     assert runtime.engine.num_computed - num_computed <= 4
+
+
+@pytest.mark.parametrize(
+    ("language", "params", "num_passes"),
+    [
+        ([[2, 8, 2]], {}, 1),  # all is forced: the prompt's pass samples the first token
+        ([[2], [3]], {}, 1),
+        ([[2, 8], [3, 8]], {}, 1),
+        ([[2], [3], [2, 8], [3, 8]], {}, 2),  # after the first token the model chooses whether to end
+        ([[2], [3]], {"min_new_tokens": 8, "ignore_eos": True}, 1),
+        ([[2], [3]], {"logprobs": LogprobParams(num_top=0)}, 2),  # the end has a log-probability too
+        ([[2], [3]], {"jump_forward": False}, 2),
+    ],
+)
+def test_an_output_that_can_only_end_ends_without_a_pass(
+    language: list[list[int]], params: dict[str, Any], num_passes: int
+) -> None:
+    runtime = Runtime(jump_forward=params.pop("jump_forward", True))
+    message = generate("a", [5, 5, 5], constraint=Constraint("choices", json.dumps(language)), **params)
+    runtime.add(message)
+    runtime.finish()
+    assert_equal(runtime.answers["a"], sequential(message))
+    assert runtime.answers["a"].finish == Finish("stop", EOS)
+    assert runtime.answers["a"].num_passes == num_passes
 
 
 def test_a_bad_grammar_frees_the_pages_of_its_prompt() -> None:

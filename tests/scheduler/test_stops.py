@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ramiform.runtime.protocol.core import Finish
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
+from ramiform.runtime.scheduler.interfaces import VocabularyInfo
 from ramiform.runtime.scheduler.stops import StopRules
 
 from .fake_model import EOS, VOCABULARY
@@ -53,3 +54,19 @@ def test_before_min_new_tokens_whatever_would_end_the_output_is_avoided() -> Non
     assert rules.suppressed(2) == set()
     ignoring = StopRules(SamplingParams(min_new_tokens=2, stop_token_ids=(5,), ignore_eos=True), VOCABULARY)
     assert ignoring.suppressed(1) == {5}
+
+
+def test_of_several_ends_a_constrained_output_that_can_only_end_has_one() -> None:
+    vocabulary = VocabularyInfo(40, [b"a"] * 38 + [None, None], frozenset({38, 39}), forced_end=39)
+
+    def words(*tokens: int) -> bytes:
+        return sum(1 << token for token in tokens).to_bytes(8, "little")
+
+    constrained = StopRules(SamplingParams(constraint=Constraint("regex", "a")), vocabulary)
+    assert constrained.with_one_end(words(38, 39)) == constrained.with_one_end(words(39)) == words(39)
+    assert constrained.is_only_end(words(39))
+    for mask in (words(38), words(0, 38, 39), words(0, 1), None):
+        assert constrained.with_one_end(mask) == mask
+        assert not constrained.is_only_end(mask)
+    free = StopRules(SamplingParams(), vocabulary)
+    assert free.with_one_end(words(38, 39)) == words(38, 39)

@@ -1,6 +1,6 @@
 """Check that constraints compile before an answer begins.
 
-The core compiles them: a request for one token under the constraint tells the result, which is cached.
+The core compiles them: a request for no token under the constraint tells the result, which is cached.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SchemaCheck:
 
     async def _compile(self, constraint: Constraint) -> str | None:
         bos = self._generator.tokenizer.bos_id
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0, constraint=constraint)
+        sampling = SamplingParams(max_new_tokens=0, temperature=0.0, constraint=constraint)
         try:
             with self._generator.start(Prompt(tokens=[bos or 0], sampling=sampling)) as [sample]:
                 generated = await sample.result()

@@ -378,7 +378,7 @@ class Drafting:
 
     def _add_draft(self, item: ScheduledRequest, batch: Batch) -> ScheduledRequest:
         proposed = self._proposals.get(item.request.rid)
-        if proposed is None or not item.samples:
+        if proposed is None or item.is_widened or not item.samples:
             return item
         tree = _within(proposed, batch.num_free_slots(item))
         if not len(tree):

@@ -140,7 +140,7 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int, budget: Stat
                     suppressed = request.stops.suppressed(request.num_output + depth)
                     after = [] if rules is None else [*output, token]
                     words = token_mask(matcher, suppressed, vocab_size, rules, after)
-                    masks[node] = NodeMask(words, temperature_now())
+                    masks[node] = NodeMask(request.stops.with_one_end(words), temperature_now())
                     visit(node, depth + 1, after)
             except (RequestError, GrammarError):
                 pass  # nothing can follow, or the mask is too complex: as above

@@ -18,7 +18,8 @@ from ....constrained.errors import GrammarError
 from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint
 from ..counters import SchedulerCounters
-from ..jump_forward import Retokenise, append_forced, follow_continued, jump_forward
+from ..interfaces import VocabularyInfo
+from ..jump_forward import Retokenise, append_forced, follow_continued, jump_forward, only_end
 from ..request import Request
 from .sampling_inputs import grammar_too_complex
 
@@ -245,6 +246,13 @@ class GrammarFollowing:
         if goes_on:
             self._jump(request)
         return True
+
+    def forced_end(self, request: Request, vocabulary: VocabularyInfo) -> int | None:
+        """Return the end of sequence if the output can only end here; None otherwise, or if that is not known yet."""
+        if self._retokenise is None or request.is_held or (end := only_end(request, vocabulary)) is None:
+            return None
+        self._counters.num_forced_tokens += 1
+        return end
 
     def settle(self) -> Iterator[tuple[Request, RequestError | None]]:
         """Yield the requests whose masks have become ready, or that cannot go on. Waits a little for those begun

@@ -92,6 +92,7 @@ def request_mask(request: Request, vocab_size: int) -> bytes | None:
             request.mask = None
             return None
         mask = token_mask(request.matcher, suppressed, vocab_size, request.rules, request.recent_output)
+        mask = request.stops.with_one_end(mask)
         temperature = None if request.matcher is None else request.matcher.temperature
         request.mask = num_tokens, mask, temperature
     return request.mask[1]
