@@ -31,7 +31,7 @@ from ramiform.kernels.cpu.instructions import HOST
 from ramiform.kernels.cpu.products.amx import usable
 from ramiform.kernels.cpu.products.block_formats import BLOCK_FORMATS
 from ramiform.kernels.cpu.products.byte_tiles import MIN_ROWS as BYTE_ROWS
-from ramiform.kernels.cpu.products.matmul import FEW_ROWS, multiply
+from ramiform.kernels.cpu.products.matmul import multiply
 from ramiform.kernels.cpu.products.packed_matrix import NEVER, TILES_FROM, PackedMatrix
 from ramiform.tests.kernels import test_block_matmul, test_integer_matmul
 
@@ -176,11 +176,11 @@ def code_rows() -> Iterator[dict[str, Any]]:
         def error(y_TN: Floats = y_TN, exact_TN: torch.Tensor = exact_TN) -> str:
             return f"{float((torch.from_numpy(y_TN).double() - exact_TN).norm() / exact_TN.norm()):.1e}"
 
-        # The rows from which on weights are widened, of each way: 0 is without tiles, and too few go by dot products.
+        # The rows from which on weights are widened, of each way: 0 is without tiles, and too few for bytes go by dots.
         ways = {"dot products, GFLOP/s": 0}
         if usable() and T >= BYTE_ROWS:
             ways["tiles of bytes"] = NEVER
-        if usable() and T > FEW_ROWS:
+        if usable():
             ways["widened"] = 1
         rates: dict[str, Any] = dict.fromkeys(("dot products, GFLOP/s", "tiles of bytes", "widened"), "")
         errors = []
@@ -190,7 +190,7 @@ def code_rows() -> Iterator[dict[str, Any]]:
             rates[way] = measured(descriptor)
             errors.append(error())
         rates["wide"] = max(measured(dense.descriptor) for dense in wide)
-        last = {"error": errors[0], "error, widened": errors[2] if "widened" in ways else ""}
+        last = {"error": errors[0], "error, widened": errors[-1] if "widened" in ways else ""}
         yield {"weights": f"{name}, {group}", "rows": T} | rates | last
 
 

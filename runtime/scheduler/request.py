@@ -335,8 +335,9 @@ class Request:
     def decide_widening(self, widened_from: int, num_matched: int) -> None:
         """Decide, at the first start, which rows are `widened`: all of a prompt with so many tokens or more to compute,
         and of the text that is forced before the first sampled token, whenever the grammar says so."""
-        if self.num_cached is None and 0 < widened_from <= self.num_prompt - num_matched:
-            self.widened_end = len(self.tokens)
+        if self.num_cached is None:
+            is_long = 0 < widened_from <= self.num_prompt - num_matched
+            self.widened_end = len(self.tokens) if is_long else 0
 
     @property
     def seniority(self) -> tuple[int, int]:

@@ -161,7 +161,8 @@ class FakeCore:
         self.send(CoreReady(self.info) if self.failure is None else CoreFailed(ErrorInfo.of(self.failure)))
 
     def _generate(self, request: Generate) -> None:
-        output = self.script(request) if request.sampling.max_new_tokens else []
+        asks = request.sampling.max_new_tokens or request.sampling.constraint is not None
+        output = self.script(request) if asks else []
         if isinstance(output, RamiformError):
             self.send(RequestFailed(request.rid, ErrorInfo.of(output)))
             return

@@ -159,7 +159,8 @@ class MaskPreparation:
                         request.draft = request.draft.after(request.tokens[num_tokens:])
                     if (scored := request.next_scored) is not None:
                         request.num_computed = min(request.num_computed, scored - 1)
-            if needs_mask and request.wants_tokens and not matcher.is_ready(forced=False):
+            is_check = not request.message.sampling.max_new_tokens  # whether its first mask can be made
+            if needs_mask and (request.wants_tokens or is_check) and not matcher.is_ready(forced=False):
                 self._walking.append(request)
                 return None
         except GrammarError as error:
