@@ -97,12 +97,26 @@ def apply_result(
         request.num_passes += max(0, position - num_known - 1)
     if request.message.logprobs is not None and (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
-    if finish is not None and request.matcher is not None and error is None:
+    if error is not None:
+        return _sampled_answer(request, num_done, finish), error
+    return _answer(request, num_done, finish, vocabulary)
+
+
+def end_output(request: Request, end: int, vocabulary: VocabularyInfo) -> AppliedResult:
+    """Append the end of sequence that alone may follow, between steps; return as `apply_result`."""
+    finish = _append_token(request, end, vocabulary)
+    return _answer(request, len(request.tokens) - request.num_prompt, finish, vocabulary)
+
+
+def _answer(request: Request, num_done: int, finish: Finish | None, vocabulary: VocabularyInfo) -> AppliedResult:
+    """Return the message with the output's first `num_done` tokens, and with what was captured of an output that ends;
+    with the error if that is too complex."""
+    if finish is not None and request.matcher is not None:
         try:
             finish = _with_captures(request, request.matcher, finish, vocabulary)
         except GrammarError as failure:
             return _sampled_answer(request, num_done, None), grammar_too_complex(failure)
-    return _sampled_answer(request, num_done, finish), error
+    return _sampled_answer(request, num_done, finish), None
 
 
 def _with_captures(request: Request, matcher: OutputMatcher, finish: Finish, vocabulary: VocabularyInfo) -> Finish:

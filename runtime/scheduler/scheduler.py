@@ -44,7 +44,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from ..protocol.sampling import MemoryTag, RunningRequests
 from .admission import Admission
-from .apply_result import AppliedResult, abort_answer, apply_result, prompt_answer
+from .apply_result import AppliedResult, abort_answer, apply_result, end_output, prompt_answer
 from .background import BackgroundPace
 from .batch import Batch, CacheSizes, DecodesPerStep, ScheduledRequest, end_tokens, make_cache, with_one_picture
 from .counters import SchedulerCounters
@@ -458,6 +458,23 @@ class Scheduler:
                 self._start_grammar(request, now)
             elif request.lease is not None:
                 request.clock.run(now)
+                self._end_if_complete(request, now)
+
+    def _end_if_complete(self, request: Request, now: float) -> None:
+        """End a request whose output can only end, as its mask tells now."""
+        if not request.num_output or any(request in in_flight for in_flight in self._in_flight):
+            return
+        if (end := self._following.forced_end(request, self._vocabulary)) is None:
+            return
+        answer, error = end_output(request, end, self._vocabulary)
+        if answer is not None:
+            self._answers.append(request.clock.timed(answer, now))
+            self._counters.num_output_tokens += len(answer.ids)
+        if error is not None:
+            self._end(request)
+            self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
+        else:
+            self._finish(request)
 
     def _start_grammar(self, request: Request, now: float) -> None:
         """Let a request go on whose grammar is compiled, and whose first mask is ready."""
