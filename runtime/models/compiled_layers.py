@@ -21,7 +21,7 @@ from ...kernels.cpu.attention.plan_array import COST
 from ...kernels.cpu.compiled import Bytes, Floats, Ints
 from ...kernels.cpu.layers import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.products.matmul import most_prepared
-from ...kernels.cpu.products.packed_matrix import BFLOAT16_ROWS, NEVER, NUM_DESCRIPTOR_WORDS, TILES_FROM, PackedMatrix
+from ...kernels.cpu.products.packed_matrix import BFLOAT16_ROWS, NUM_DESCRIPTOR_WORDS, PackedMatrix, set_widening
 from ...kernels.cpu.step.arguments import StepInputs, StepSettings
 from ...kernels.cpu.step.decoder_step import (
     AFTER_ROPE,
@@ -259,7 +259,7 @@ class CompiledLayers:
         if on != self._widens:
             self._widens = on
             for descriptor_W in self._widening:
-                descriptor_W[TILES_FROM] = 1 if on else NEVER
+                set_widening(descriptor_W, on=on)
 
     def settings(
         self,

@@ -195,6 +195,7 @@ class Decoder:
     def widens(self) -> bool:
         """True if layers widen weights of codes for the rows of long prompts (`DecoderInputs.widened`)."""
         layers: Iterable[Any] = self.parameters.linears()
+        # A layer whose inputs are reordered has a packed matrix too, which the compiled loops do not take.
         matrices = (getattr(layer, "packed", None) or getattr(layer, "matrix", None) for layer in layers)
         return not self.ops.deterministic and any(matrix is not None and matrix.widens for matrix in matrices)
 

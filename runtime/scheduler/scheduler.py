@@ -471,8 +471,7 @@ class Scheduler:
             self._answers.append(request.clock.timed(answer, now))
             self._counters.num_output_tokens += len(answer.ids)
         if error is not None:
-            self._end(request)
-            self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
+            self._fail(request, error)
         else:
             self._finish(request)
 
@@ -524,7 +523,7 @@ class Scheduler:
         if not any(request in in_flight for in_flight in self._in_flight):
             self._batch.release(request)
 
-    def _fail(self, request: Request, error: RequestError) -> None:
+    def _fail(self, request: Request, error: RequestError | ModelError) -> None:
         """End a running request with an error."""
         self._end(request)
         self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))

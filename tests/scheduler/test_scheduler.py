@@ -383,6 +383,16 @@ def test_an_output_that_can_only_end_ends_without_a_pass(
     assert runtime.answers["a"].num_passes == num_passes
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_an_output_whose_last_mask_is_late_ends_without_a_pass_too(seed: int) -> None:
+    runtime = Runtime(slow_masks=seed)
+    message = generate("a", [5, 5, 5], constraint=Constraint("choices", json.dumps([[2], [3]])))
+    runtime.add(message)
+    runtime.finish()
+    assert_equal(runtime.answers["a"], sequential(message))
+    assert runtime.answers["a"].num_passes == 1
+
+
 def test_a_bad_grammar_frees_the_pages_of_its_prompt() -> None:
     runtime = Runtime(budget=4)
     runtime.add(generate("bad", [2] * 20, constraint=Constraint("regex", "(")))

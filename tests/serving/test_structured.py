@@ -55,6 +55,20 @@ def test_every_dialect_is_obeyed(http: httpx.Client, model: str, fields: dict[st
         assert check(choice["text"])
 
 
+def test_an_answer_that_can_only_end_takes_no_pass_to_end(http: httpx.Client, model: str) -> None:
+    """Its pattern is new, so its last mask is not known yet. With log-probabilities the end is sampled."""
+
+    def growth(**fields: Any) -> tuple[str, int]:
+        before = http.get("/get_server_info").json()["num_forced_tokens"]
+        body = {"model": model, "prompt": "Answer:", "regex": "[4-6]", "max_tokens": 9, **fields}
+        [choice] = http.post("/v1/completions", json=body).json()["choices"]
+        assert choice["text"] in set("456")
+        return choice["finish_reason"], http.get("/get_server_info").json()["num_forced_tokens"] - before
+
+    assert growth() == ("stop", 1)
+    assert growth(logprobs=0) == ("stop", 0)
+
+
 @pytest.mark.slow
 def test_json_mode_begins_an_object(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(

@@ -60,6 +60,11 @@ _FILLED = TILE_HEIGHT if HOST.tiles else 1  # steps of BFLOAT16_ROWS that zeros 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
+def set_widening(descriptor: NDArray[np.int64], *, on: bool) -> None:
+    """Have a matrix that `widens` multiply by widened weights, or by codes."""
+    descriptor[TILES_FROM] = 1 if on else NEVER
+
+
 class PackedMatrix:
     """A weight matrix [N, C] in panels, and its bias.
 
@@ -189,7 +194,7 @@ class PackedMatrix:
         if not (self.widens and widens()):
             return self._descriptor
         widening = self._descriptor.copy()
-        widening[TILES_FROM] = 1
+        set_widening(widening, on=True)
         return widening
 
     def round_alike(self) -> None:
